@@ -5,12 +5,11 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -35,29 +34,17 @@ def made(cell: Cell, root: Path, right: int = 30, n: int = 40, **parts: Any) -> 
     return records.record(cell, root, correct, load={"drop_rate": 0.2}, **parts)
 
 
-@dataclass(frozen=True)
-class Site:
-    """A site that was built from made-up records."""
+def built(root: Path, out: Path, *words: str) -> int:
+    """Build a report in a directory, without any benchmark."""
+    return build(words or words_of(root), out, root, False)
 
-    root: Path
 
-    @property
-    def out(self) -> Path:
-        return self.root / "reports"
+def words_of(root: Path) -> list[str]:
+    return ["profile=zoo", f"results_dir={root}/results/zoo"]
 
-    @property
-    def words(self) -> list[str]:
-        return ["profile=zoo", f"results_dir={self.root}/results/zoo"]
 
-    def text(self, page: str) -> str:
-        return (self.out / page).read_text(encoding="utf-8")
-
-    def pages(self) -> dict[str, str]:
-        return {page: self.text(page) for page in PAGES}
-
-    def build(self, out: Path, *words: str) -> int:
-        """Build a site of some words in a directory, without any benchmark."""
-        return build(words or self.words, out, self.root, False)
+def text(root: Path, page: str) -> str:
+    return (root / "reports" / page).read_text(encoding="utf-8")
 
 
 _COMPLETE = {"records": 0, "of": 3, "commands": []}
@@ -88,23 +75,15 @@ REPLICATION: dict[str, Any] = {
 
 
 @pytest.fixture(scope="session")
-def few_tables() -> Iterator[None]:
-    """Make "all tables" mean four of them, to save time."""
-    few = tuple(
-        table for table in LAYOUTS if table.key in ("table1", "table3", "table5", "table10")
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "TABLES", few)
-        yield
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a report: Table 1 without WinoGrande, odd records, unreadable files.
 
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
-    """Table 1 without WinoGrande, odd records, unreadable files, figures and claims."""
-    site = Site(tmp_path_factory.mktemp("site"))
-    home, folder = site.root / "results/zoo", site.out / "zoo"
+    To save time "all tables" are four of them.
+    """
+    root = tmp_path_factory.mktemp("site")
+    home, folder = root / "results/zoo", root / "reports/zoo"
     paths = []
-    for plan in plans(composed(["experiment=table1", *site.words])):
+    for plan in plans(composed(["experiment=table1", *words_of(root)])):
         if plan.cell.task.name != "winogrande":
             # Higher γ, more right answers; order is worst.
             worse = {"order": 12, "reverse_order": 6, "random": 5}.get(plan.cell.method.name, 1)
@@ -131,78 +110,64 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     (folder / "claims.html").write_text("<!DOCTYPE html>")
     (folder / "replication.png").write_bytes(b"")
     (home / "replication.json").write_text(json.dumps(REPLICATION))
-    assert site.build(site.out) == 0
-    return site
+    few = tuple(
+        table for table in LAYOUTS if table.key in ("table1", "table3", "table5", "table10")
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "TABLES", few)
+        assert built(root, root / "reports") == 0
+        yield root
 
 
-class Links(HTMLParser):
-    """Collects what a page links to, and its ids."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.ids: list[str] = []
-        self.handlers: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name in ("href", "src"):
-                self.links.append(value or "")
-            if name == "id":
-                self.ids.append(value or "")
-            if name.startswith("on") or name == "style":
-                self.handlers.append(name)
-
-
-def test_every_link_leads_somewhere_and_nothing_is_inline(site: Site) -> None:
-    pages = {path: Links(text) for path, text in site.pages().items()}
-    for path, page in pages.items():
-        assert page.handlers == [], path
-        assert len(set(page.ids)) == len(page.ids), path
-        for link in page.links:
+def test_every_link_leads_somewhere_and_nothing_is_inline(site: Path) -> None:
+    pages = {page: text(site, page) for page in PAGES}
+    ids = {page: re.findall(r'<[^>]* id="([^"]*)"', written) for page, written in pages.items()}
+    for path, written in pages.items():
+        assert not re.search(r"<[^>]* (on\w+|style)=", written), path
+        assert len(set(ids[path])) == len(ids[path]), path
+        for link in map(html.unescape, re.findall(r'<[^>]* (?:href|src)="([^"]*)"', written)):
             parts = urlsplit(link)
             assert (parts.scheme, parts.netloc) == ("", ""), link
-            target = (site.out / (unquote(parts.path) or path)).resolve()
+            target = (site / "reports" / (unquote(parts.path) or path)).resolve()
             assert target.is_file(), (path, link)
             chosen = dict(parse_qsl(parts.fragment))  # what the filters of the records choose
             if chosen:
                 names = "model", "method", "gamma"
                 model, method, gamma = (re.escape(chosen[name]) for name in names)
                 row = f"<td>{model}</td><td>[^<]*</td><td>{method}</td><td>{gamma}</td>"
-                assert re.search(row, site.pages()[target.name]), (path, link)
+                assert re.search(row, pages[target.name]), (path, link)
             elif parts.fragment:
-                assert parts.fragment in pages[target.name].ids, (path, link)
+                assert parts.fragment in ids[target.name], (path, link)
 
 
-def printed(text: str) -> str:
+def printed(page: str) -> str:
     """What a page says, without style, script and addresses."""
-    return re.sub(r'(?s)<(style|script)>.*?</\1>|(?:href|src|d)="[^"]*"', "", text)
+    return re.sub(r'(?s)<(style|script)>.*?</\1>|(?:href|src|d)="[^"]*"', "", page)
 
 
 ABSOLUTE = re.compile(r"(?<![\w./:;<…-])/(?:[\w.-]+/)*[\w.-]+")
 
 
-def test_no_page_names_a_directory_of_the_machine(site: Site) -> None:
+def test_no_page_names_a_directory_of_the_machine(site: Path) -> None:
     """Results, benchmarks and report of the fixture are given by absolute paths."""
     assert ABSOLUTE.search("of=/data/a.json")
     assert not ABSOLUTE.search("https://a/b </a> 1/2")
-    for path, text in site.pages().items():
-        assert ABSOLUTE.findall(printed(text)) == [], path
-        assert site.root.name not in printed(text), path
-    assert "results_dir=…/zoo" in site.text(INDEX)
-    assert "…/zoo/own/own_task/empty&amp;&lt;b&gt;.json: not a whole" in site.text(INDEX)
+    for path in PAGES:
+        assert ABSOLUTE.findall(printed(text(site, path))) == [], path
+        assert site.name not in printed(text(site, path)), path
+    assert "results_dir=…/zoo" in text(site, INDEX)
+    assert "…/zoo/own/own_task/empty&amp;&lt;b&gt;.json: not a whole" in text(site, INDEX)
 
 
-def rows(text: str) -> list[list[str]]:
+def rows(page: str) -> list[list[str]]:
     """The cells of each row of a page."""
-    found = re.findall("<tr[^>]*>(.*?)</tr>", text)
+    found = re.findall("<tr[^>]*>(.*?)</tr>", page)
     cells = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row) for row in found]
     return [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in row] for row in cells]
 
 
-def test_a_row_is_the_record(site: Site) -> None:
-    cells = [row for row in rows(site.text(RECORDS)) if row[1:3] == ["piqa", "random"]]
+def test_a_row_is_the_record(site: Path) -> None:
+    cells = [row for row in rows(text(site, RECORDS)) if row[1:3] == ["piqa", "random"]]
     (row,) = (row for row in cells if row[3] == "1" and "seed" not in row[-1])
     # 36 − 5 · (3 − 1) = 26 of 40; √(0.65 · 0.35 / 39) = 0.0764.
     assert row[:10] == [
@@ -230,25 +195,24 @@ def test_a_row_is_the_record(site: Site) -> None:
         (CLAIMS, '1 <span class="verdict not-testable-here">not testable here</span>'),
     ],
 )
-def test_what_a_page_says(site: Site, path: str, words: str) -> None:
-    assert words in site.text(path)
+def test_what_a_page_says(site: Path, path: str, words: str) -> None:
+    assert words in text(site, path)
 
 
-def test_a_model_of_ones_own_bears_its_name(site: Site, tmp_path: Path) -> None:
-    root, out = tmp_path / "results", tmp_path / "reports"
+def test_a_model_of_ones_own_bears_its_name(site: Path, tmp_path: Path) -> None:
+    root = tmp_path / "results"
     for model in ("mine", "other"):
         made(records.odd_cell(model=model), root).write()
     words = ["model=custom", "model.name=mine", f"results_dir={root}"]
-    assert site.build(out, *words) == 0
-    text = (out / CLAIMS).read_text(encoding="utf-8")
-    assert "model mine" in printed(text)
-    assert "not on mine alone" in text
-    assert "Results in results" in (out / TABLES).read_text(encoding="utf-8")
-    assert [row[0] for row in rows((out / RECORDS).read_text(encoding="utf-8"))][1:] == ["mine"]
+    assert built(tmp_path, tmp_path / "reports", *words) == 0
+    assert "model mine" in printed(text(tmp_path, CLAIMS))
+    assert "not on mine alone" in text(tmp_path, CLAIMS)
+    assert "Results in results" in text(tmp_path, TABLES)
+    assert [row[0] for row in rows(text(tmp_path, RECORDS))][1:] == ["mine"]
 
 
 def test_nothing_is_computed_yet(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as done:
@@ -261,18 +225,15 @@ def test_nothing_is_computed_yet(
         CLAIMS: "Not judged yet",
         FIGURES: "No figure has been drawn yet",
     }.items():
-        assert words in Path("reports", page).read_text(encoding="utf-8")
-    assert "confirmed" not in printed(Path("reports", CLAIMS).read_text(encoding="utf-8"))
+        assert words in text(tmp_path, page)
+    assert "confirmed" not in printed(text(tmp_path, CLAIMS))
 
 
 def test_a_report_is_not_replaced_by_nothing(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("reports").mkdir()
-    for path, text in site.pages().items():
-        Path("reports", path).write_text(text, encoding="utf-8")
-
+    shutil.copytree(site / "reports", "reports")
     before = {page: page.stat().st_mtime_ns for page in Path("reports").iterdir()}
     with pytest.raises(SystemExit) as done:
         main(["profile=zoo"])
