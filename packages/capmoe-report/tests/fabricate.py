@@ -26,31 +26,19 @@ def record(
     *,
     model: str = "zoo_olmoe",
     task: str = "obqa",
-    documents: str = "d0",
-    load: dict[str, Any] | None = None,
-    layer: dict[str, Any] | None = None,
-    cell: dict[str, Any] | None = None,
+    load: Mapping[str, Any] | None = None,
+    parts: Mapping[str, Any] | None = None,
+    cell: Mapping[str, Any] | None = None,
     root: Path = Path("results/zoo"),
-    broken_invariant: str = "",
-    stderr: float = 0.01,
     **knobs: Any,
 ) -> Record:
-    """Return a record; nothing is written."""
+    """Return a record of a model on two ranks, with eight experts; nothing is written."""
     loads = {"peak_before": 4.0, "mean_peak_before": 3.0, **(load or {})}
+    layers = [records.layer([30, 20, 10, 10, 10, 10, 5, 5])]
+    routing = create_method(method, gamma, **{"ep_size": 2, **knobs})
+    parts = {"load": loads, "layers": layers, **(parts or {})}
     return records.record_of(
-        create_method(method, gamma, **{"ep_size": 2, **knobs}),
-        correct,
-        model=model,
-        task=task,
-        root=root,
-        **{"batch_size": 16, **(cell or {})},
-        parts={
-            "documents": documents,
-            "stderr": stderr,
-            "load": loads,
-            "layers": [records.layer([30, 20, 10, 10, 10, 10, 5, 5], **(layer or {}))],
-            "broken_invariant": broken_invariant,
-        },
+        routing, correct, model=model, task=task, root=root, parts=parts, **(cell or {})
     )
 
 

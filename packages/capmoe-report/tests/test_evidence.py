@@ -39,7 +39,8 @@ def test_a_side_has_the_models_own_settings_and_no_others() -> None:
 
 
 def test_m_is_a_multiple_of_the_models_top_k() -> None:
-    ranked = record("expanded_drop", 1.0, candidates="ranked", m=6, layer={"top_k": 3})
+    parts = {"layers": [records.layer(top_k=3)]}
+    ranked = record("expanded_drop", 1.0, candidates="ranked", m=6, parts=parts)
     side = Side(method="expanded_drop", gamma=1.0, candidates="ranked", m="2k")
     assert is_picked(evidence(ranked), side, ranked)
 

@@ -146,7 +146,7 @@ def test_a_load_holds_if_it_does_for_every_model(
 def test_one_broken_invariant_is_enough() -> None:
     check = "{invariant: {name: bound_holds}}"
     assert judged(check, evidence(record("score", 1.0))).verdict == "confirmed"
-    broken = record("score", 1.5, broken_invariant="bound_holds")
+    broken = record("score", 1.5, parts={"broken_invariant": "bound_holds"})
     claim = judged(check, evidence(record("score", 1.0), broken))
     assert claim.verdict == "contradicted"
     assert claim.contrasts[0].records == (str(broken.path),)
@@ -173,7 +173,7 @@ def test_a_whole_table_agrees_if_its_mean_difference_is_known_to_be_small(
             *("baseline", None, [(printed[name] + shift) / 100] * 2),
             model="olmoe",
             task=task,
-            stderr=stderr,
+            parts={"stderr": stderr},
         )
         for name, task in keys.items()
         if name in printed
