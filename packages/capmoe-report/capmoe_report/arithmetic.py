@@ -177,44 +177,33 @@ def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None 
 
 
 def grain(
-    column: str, documents: int, decimals: int = 1, scale: float = 100, besides: Sequence[str] = ()
+    column: str,
+    questions: Sequence[int],
+    decimals: int = 1,
+    scale: int = 100,
+    besides: Sequence[str] = (),
 ) -> Finding:
-    """Check that printed values are possible for one run: a whole number of right answers.
+    """Check that printed values are possible for one run, whose right answers are whole numbers.
 
-    ``scale`` is 100 for percent, 1 for fractions; methods ``besides`` are left out: their values
-    are means over seeds.
-    """
-    shares = [scale * right / documents for right in range(documents + 1)]
-    round_, cut = ({mode(s, decimals) for s in shares} for mode in (rounded, truncated))
-    rows = [r for r in find_rows({}) if column in r.values and r.method not in besides]
-    values = [(row.values[column], f"{row.label} {row.values[column]:g}") for row in rows]
-    impossible = [text for value, text in values if value not in round_ | cut]
-    only_cut = [f"{text} (truncated)" for value, text in values if value in cut - round_]
-    text = (
-        f"{len(impossible)} of {len(rows)} printed {column} values are no k/{documents}, rounded "
-        f"or truncated; {len(only_cut)} only truncated."
-    )
-    return _in_print(not impossible, listed(text, impossible + only_cut))
-
-
-def points(column: str, questions: Sequence[int]) -> Finding:
-    """Check that the points of MME in a column of Table 4 are possible for one run.
-
-    A category of n questions gives 100/n for each right answer and 200/n for each image with both
-    right, so that a sum of categories is a multiple of the largest step that divides every 100/n.
-    ``questions`` are the numbers n.
+    A right answer to one of n questions gives ``scale`` / n: 100 for percent, 1 for fractions. With
+    several n, as of the categories of MME's points (which give 200/n besides, for both questions on
+    an image), a sum is a multiple of the largest step that divides every ``scale`` / n. Methods
+    ``besides`` are left out: their values are means over seeds.
     """
     common = math.lcm(*questions)
-    step = Fraction(math.gcd(*(100 * common // n for n in questions)), common)
-    rows = find_rows({"table": 4})
+    step = Fraction(scale * math.gcd(*(common // n for n in questions)), common)
+    rows = [r for r in find_rows({}) if column in r.values and r.method not in besides]
     impossible = []
     for row in rows:
         value = row.values[column]
         near = [float(step * (math.floor(value / step) + move)) for move in (0, 1)]
-        if value not in {mode(x, 1) for x in near for mode in (rounded, truncated)}:
-            ends = " and ".join(f"{end:.3f}" for end in near)
+        if value not in {mode(x, decimals) for x in near for mode in (rounded, truncated)}:
+            ends = " and ".join(f"{end:.6g}" for end in near)
             impossible.append(f"{row.label} {value:g} lies between {ends}")
-    text = f"{len(impossible)} of {len(rows)} printed {column} values are no multiple of {step}."
+    text = (
+        f"{len(impossible)} of {len(rows)} printed {column} values are no multiple of {step}, "
+        "rounded or truncated."
+    )
     return _in_print(not impossible, listed(text, impossible))
 
 
@@ -313,7 +302,7 @@ def check(arguments: Mapping[str, Any]) -> Finding:
 FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
     fact.__name__: fact
     for fact in (
-        *(relation, averages, difference, ranking, same, grain, points, agreement),
+        *(relation, averages, difference, ranking, same, grain, agreement),
         *(rising, workload, bars, faster_when_tighter),
     )
 }

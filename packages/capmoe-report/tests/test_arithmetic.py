@@ -8,13 +8,7 @@ from fractions import Fraction
 import pytest
 from fabricate import label, texts
 
-from capmoe_report.arithmetic import (
-    agreement,
-    check,
-    points,
-    rounded,
-    truncated,
-)
+from capmoe_report.arithmetic import agreement, check, grain, rounded, truncated
 from capmoe_report.evidence import Evidence
 from capmoe_report.judge import judge, paper_claims
 from capmoe_report.verdicts import INCONSISTENT, Outcome
@@ -114,5 +108,5 @@ def test_points_of_mme_are_those_of_some_number_of_right_answers() -> None:
     for right, both in itertools.product(range(0, 141, 7), range(0, 71, 7)):
         values.add(Fraction(100 * right, 140) + Fraction(100 * both, 70) + Fraction(100, 40))
     assert all((value / step).denominator == 1 for value in values)
-    assert points("Cognit.", [140, 40, 40, 40]).verdict is Outcome.FAILS
-    assert points("Cognit.", [1000]).verdict is Outcome.HOLDS
+    assert grain("Cognit.", [140, 40, 40, 40]).verdict is Outcome.FAILS
+    assert grain("Cognit.", [1000]).verdict is Outcome.HOLDS

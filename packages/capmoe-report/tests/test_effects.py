@@ -89,6 +89,7 @@ def test_the_error_over_documents_is_that_of_their_means() -> None:
 
 @given(st.integers(0, 30), st.integers(0, 30))
 @example(0, 2)
+@settings(deadline=None)
 def test_p_of_one_task_is_mcnemars_but_for_the_normal_curve(gained: int, lost: int) -> None:
     effect = pooled({"a": {"t": difference([1.0] * gained + [-1.0] * lost + [0.0] * 140)}})
     assert effect.points is not None
@@ -141,38 +142,13 @@ def replications(seeds: Sequence[int], family_sd: float, shared_sd: float) -> It
     "seeds", nightly_but([(3, 1, 2)], [(3, 1, 2), (1, 1, 3, 2), (3, 2, 2, 1, 3)])
 )
 @pytest.mark.parametrize(("family_sd", "shared_sd"), [(2.0, 2.0), (1.0, 6.0), (0.0, 6.0), (0.5, 0)])
-def test_the_interval_over_families_covers_and_the_bootstrap_did_not(
+def test_the_interval_over_families_covers(
     seeds: Sequence[int], family_sd: float, shared_sd: float
 ) -> None:
-    """Of 1,000 studies 930 intervals or more have the truth; those of a bootstrap over families
-    have it in fewer, as few as three or five families allow."""
-    rng = np.random.default_rng(1)
-    covered = resampled = 0
-    for models in replications(seeds, family_sd, shared_sd):
-        effect = pooled(models)
-        low, high = effect.interval(wide=True)
-        covered += low <= 0 <= high
-        families = np.array(list(by_family(effect.models).values()))
-        means = families[rng.integers(len(seeds), size=(400, len(seeds)))].mean(axis=1)
-        low, high = np.percentile(means, [2.5, 97.5])
-        resampled += low <= 0 <= high
-    assert covered >= 930
-    assert resampled < 900
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.02, 0.2])
-def test_no_difference_is_rarely_one(share: float) -> None:
-    """Answers that change at random, in either direction: p is below 5 % in 5 % of the studies."""
-    rng = np.random.default_rng(2)
-    chances = [share / 2, 1 - share, share / 2]
-    rejected = 0
-    for _ in range(2000):
-        answers = rng.choice([-1.0, 0.0, 1.0], size=(2, 300), p=chances)
-        effect = pooled({"a": {"t": difference(answers[0]), "u": difference(answers[1])}})
-        rejected += effect.p(effect.points or 0.0) < 0.05
-    # Three standard errors of a share of 5 % are 1.5 %.
-    assert rejected / 2000 < 0.065
+    """Of 1,000 studies 930 intervals or more have the truth."""
+    effects = map(pooled, replications(seeds, family_sd, shared_sd))
+    intervals = [effect.interval(wide=True) for effect in effects]
+    assert sum(low <= 0 <= high for low, high in intervals) >= 930
 
 
 def test_a_contrast_is_of_the_cells_that_are_picked() -> None:
