@@ -180,7 +180,7 @@ BY_DEVICE = {"granularity": "device", "protect_topk": True}
     ],
 )
 def test_one_computation_is_one_method(first: Settings, second: Settings) -> None:
-    """Of several methods; those above are of one."""
+    """Of several methods; the property above is of one."""
     are_alike(first, second)
 
 
@@ -211,37 +211,13 @@ def are_different(first: Settings, second: Settings) -> None:
     assert methods[0] != methods[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "gamma", "knobs", "label"),
-    [
-        ("expanded_drop", 1.0, {"ep_size": 8}, "expanded_drop-g1-ep8"),
-        (
-            "expanded_drop",
-            1.0,
-            {"ep_size": 8, "candidates": "ranked"},
-            "expanded_drop-g1-ep8-ranked-m4",
-        ),
-        ("token_reroute", 1.0, {"rounds": 1, "ep_size": 8}, "score-g1-ep8"),
-        ("random", 0.0, {"ep_size": 8, "seed": 2}, "score-g0-ep8"),
-        ("random", 1.0, {"seed": 2}, "random-g1-s2"),
-        ("score", math.inf, {"ep_size": 8}, "baseline"),
-        ("score", None, {"layer_gammas": [1.0, 2.0]}, "score-by_layer"),
-        ("score", 0.5, {"ep_size": 8, "modality": "image_first"}, "score-g0.5-ep8-image_first"),
-        ("score", 1.0, {"count_padding": True}, "score-g1-count_padding"),
-    ],
-)
-def test_a_label_names_what_differs_from_the_defaults(
-    name: str, gamma: float | None, knobs: dict[str, Any], label: str
-) -> None:
-    """Files of results are named by it: a default that goes without saying must stay one."""
-    assert create_method(name, gamma, **knobs).label == label
-
-
 def test_a_method_and_a_name_are_two_ways_to_the_same() -> None:
     assert TokenDrop(gamma=1, ep_size=8) == create_method("score", "1.0", ep_size=8)
     by_layer = TokenDrop(gamma=[1, 2.0], ep_size=2)
     assert by_layer == create_method("score", layer_gammas=[1.0, 2.0], ep_size=2)
     assert by_layer.factor.uniform is None
+    assert by_layer.label == "score-by_layer-ep2"
+    assert TokenDrop(gamma=1, count_padding=True).label == "score-g1-count_padding"
     assert by_layer.of_layer(1) == TokenDrop(gamma=2.0, ep_size=2)
     several = TokenDrop(gamma=[1, math.inf])
     assert several.identity()["layer_gammas"] == [1.0, "inf"]
