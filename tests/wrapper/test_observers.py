@@ -1,18 +1,18 @@
-"""What observers see of a layer's forward, and what they report, against loops."""
+"""What observers see of a layer's forward, and what they report, against the definition."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from capmoe_eval.routing import definition
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.event import LayerForward
@@ -113,7 +113,7 @@ def test_a_meter_keeps_no_more_after_many_forwards() -> None:
     assert kept[0] == kept[-1] > 0
 
 
-# The capacity that was applied over the mean load, against loops over groups and buckets.
+# The capacity that was applied over the mean load, against the definition of groups and bounds.
 
 
 TOP_K = 2
@@ -140,27 +140,23 @@ def metered(method: Method, n_experts: int, batches: Batches) -> dict[str, Any]:
     return loads.layer(0)
 
 
-def by_loops(
+def by_definition(
     method: Method, n_experts: int, batches: Batches, gamma: float
-) -> tuple[Fraction, Fraction]:
-    """The effective capacity factor and the mean load, bucket by bucket."""
-    sharing = n_experts // method.ep_size if method.granularity == "device" else 1
-    capacities, mean_loads = [], []
+) -> tuple[float, float]:
+    """Return the effective capacity factor and the mean load of buckets that have one."""
+    n_units = method.ep_size if method.granularity == "device" else n_experts
+    sizes = {"top_k": TOP_K, "n_experts": n_experts}
+    capacities = pairs = buckets = 0
     for lengths in batches:
-        groups: dict[int, int] = {}
-        for sequence, tokens in enumerate(lengths):
-            rank = sequence * method.ep_size // len(lengths)
-            group = sequence if method.scope == "sequence" else rank
-            groups[group] = groups.get(group, 0) + tokens
-        for tokens in groups.values():
-            for _ in range(n_experts // sharing):
-                mean = Fraction(sharing * tokens * TOP_K, n_experts)
-                exact = Fraction(str(gamma)) * mean
-                rounded = math.ceil(exact) if method.rounding == "ceil" else math.floor(exact)
-                capacities.append(min(rounded, sharing * tokens))
-                mean_loads.append(mean)
-    buckets = sum(mean > 0 for mean in mean_loads)
-    return sum(capacities, Fraction()) / sum(mean_loads), sum(mean_loads) / buckets
+        sequence_T = np.repeat(np.arange(len(lengths)), lengths)
+        group_T, _ = definition.capacity_groups(
+            sequence_T, len(lengths), ep_size=method.ep_size, scope=method.scope
+        )
+        tokens_G = np.bincount(group_T)
+        capacities += n_units * sum(definition.limits(method, gamma, tokens_G, **sizes))
+        pairs += TOP_K * len(sequence_T)
+        buckets += n_units * np.count_nonzero(tokens_G)
+    return capacities / pairs, pairs / buckets
 
 
 @settings(deadline=None)
@@ -182,7 +178,7 @@ def test_it_is_the_sum_of_capacities_over_the_sum_of_mean_loads(
     method = create_method("score", gamma, ep_size=ep_size, **knobs)
     report = metered(method, n_experts, batches)
     for at, effective in zip(GAMMA_GRID, report["grid"]["effective_gamma"], strict=True):
-        expected = float(by_loops(method, n_experts, batches, at)[0])
+        expected, _ = by_definition(method, n_experts, batches, at)
         assert effective == pytest.approx(expected, abs=1e-6)  # six decimals are recorded
     effective_gamma = report["effective_gamma"]
     if method.is_stock:  # a bound of devices that cannot bind is the baseline
@@ -190,10 +186,8 @@ def test_it_is_the_sum_of_capacities_over_the_sum_of_mean_loads(
         return
     assert method.factor is not None
     assert method.factor.uniform == gamma
-    expected, mean_load = by_loops(method, n_experts, batches, gamma)
-    assert (effective_gamma, report["mean_load"]) == pytest.approx(
-        (float(expected), float(mean_load))
-    )
+    expected = by_definition(method, n_experts, batches, gamma)
+    assert (effective_gamma, report["mean_load"]) == pytest.approx(expected)
     # With many tokens per bucket it is γ: rounding moves a capacity by less than one token. A
     # bucket holds no more than all tokens of its group, E/K mean loads.
     nominal = min(gamma, n_experts / TOP_K)

@@ -140,8 +140,8 @@ def _swapped(placed_RN: Tensor, _call: Any) -> Tensor:
 SLIPS = [
     Mutation(
         "a placement is read in its own order",
-        "rank_of",
-        lambda _: lambda expert, local, placed_RN: placed_RN.flatten()[expert] // local,
+        "rank_of->",
+        lambda _, call: call.placed_RL.flatten()[call.expert] // call.local,
     ),
     Mutation("two experts of a placement are swapped", "hook.decide(calibrated)", _swapped),
     Mutation("moved pairs have the weight of their new expert", "hook.combine->", over_topk),

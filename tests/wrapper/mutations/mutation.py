@@ -111,7 +111,7 @@ def _inputs(setting: Setting) -> tuple[list[dict[str, Tensor]], list[Tensor] | N
 
 # Mutations.
 
-_PLACE = re.compile(r"([\w.]+?)(?:\((\w+)(?:\.(\w+))?\)|(->)(\w*))?")
+_PLACE = re.compile(r"([\w.]+)(?:\((\w+)(?:\.(\w+))?\)|->(\w*))")
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,11 @@ class Mutation:
     - ``capacity(gamma)``, what a function is called with: of two functions of one name the module
       says which, as in ``hook.combine``, and of a method the class;
     - ``decide(scores.score_TE)``, a field of that;
-    - ``capacity->``, what the function returns, or ``group_tokens->rows_T``, a field of that;
-    - ``capacity``, the function.
+    - ``capacity->``, what the function returns, or ``group_tokens->rows_T``, a field of that.
 
-    ``change`` makes the wrong value of the true one, and of all arguments of the call by name, with
-    ``again``, which calls the true function with some other arguments. It does not see None. Of a
-    function it gets the true one alone.
+    ``change`` makes the wrong value of the true one, unless that is None, and of all arguments of
+    the call by name, with ``again``, which calls the true function with some other arguments, and
+    ``memory``, a dictionary of the run.
     """
 
     name: str
@@ -147,38 +146,27 @@ class Mutation:
 
     def apply(self, monkeypatch: pytest.MonkeyPatch, holds: Callable[[], bool]) -> None:
         """Replace the function in every module that has imported it; it errs while it ``holds``."""
-        owner, name = _owner(self.target)
+        match = _PLACE.fullmatch(self.place)
+        assert match, self.place
+        target, argument, part, field = match.groups()
+        owner, name = _owner(target)
         original = vars(owner)[name]
         is_property = isinstance(original, property)
         true = original.fget if is_property else original
-        wrong = self._wrong(true)
+        signature, memory = inspect.signature(true), dict[Any, Any]()
 
         @functools.wraps(true)
         def function(*arguments: Any, **named: Any) -> Any:
-            return (wrong if holds() else true)(*arguments, **named)
-
-        owners = [owner]
-        if isinstance(owner, ModuleType):
-            owners = [of for of in _modules(len(sys.modules)) if vars(of).get(name) is original]
-        for each in owners:
-            monkeypatch.setattr(each, name, property(function) if is_property else function)
-
-    def _wrong(self, true: Callable[..., Any]) -> Callable[..., Any]:
-        match = _PLACE.fullmatch(self.place)
-        assert match, self.place
-        _, argument, part, returns, field = match.groups()
-        if argument is None and returns is None:
-            return self.change(true)  # type: ignore[no-any-return]
-        signature = inspect.signature(true)
-
-        @functools.wraps(true)
-        def wrong(*arguments: Any, **named: Any) -> Any:
+            if not holds():
+                return true(*arguments, **named)
             call = signature.bind(*arguments, **named)
             call.apply_defaults()
-            values = SimpleNamespace(
-                **call.arguments, again=lambda **other: true(**call.arguments | other)
-            )
-            if returns:
+
+            def again(**other: Any) -> Any:
+                return true(**call.arguments | other)
+
+            values = SimpleNamespace(**call.arguments, again=again, memory=memory)
+            if argument is None:
                 return self._changed(true(*arguments, **named), field, values)
             whole = call.arguments[argument]
             changed = self._changed(whole, part, values)
@@ -187,7 +175,11 @@ class Mutation:
             call.arguments[argument] = changed
             return true(*call.args, **call.kwargs)
 
-        return wrong
+        owners = [owner]
+        if isinstance(owner, ModuleType):
+            owners = [of for of in _modules(len(sys.modules)) if vars(of).get(name) is original]
+        for each in owners:
+            monkeypatch.setattr(each, name, property(function) if is_property else function)
 
     def _changed(self, whole: Any, part: str | None, call: SimpleNamespace) -> Any:
         if part:
@@ -225,12 +217,11 @@ def _owner(target: str) -> tuple[Any, str]:
 
 def of_first_call(target: str) -> Mutation:
     """A function returns for ever what its first call returned."""
-
-    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-        results: dict[str, Any] = {}
-        return lambda *call, **named: results.setdefault("first", function(*call, **named))
-
-    return Mutation(f"{target} is that of its first call", target, wrap)
+    return Mutation(
+        f"{target} is that of its first call",
+        f"{target}->",
+        lambda value, call: call.memory.setdefault("first", value),
+    )
 
 
 # Stages, each with every change of values like its own, and knobs with other values.

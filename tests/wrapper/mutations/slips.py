@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,6 @@ from capmoe_eval.routing.decision import (
 )
 from tests.wrapper.mutations.mutation import Mutation, Setting, of, of_first_call, with_knobs
 
-Decide = Callable[..., Assignment]
 Call = Any  # the arguments of a call by name
 _KEPT, _SLOTS, _SCORE = "hook.decide->keep_TS", "hook.decide->", "hook.decide(scores.score_TE)"
 _GATE, _WEIGHT, _GROUPED = "Gate.scores->", "hook.combine->", of("deepseek_v3")
@@ -38,10 +36,6 @@ _TIED = _with(tied=True)  # the last router gives all pairs the same score
 
 def _top_k(call: Call) -> int:
     return int(call.scores.topk_TK.shape[1])
-
-
-def _best(usable_TE: Tensor, count: int) -> Tensor:
-    return usable_TE & (usable_TE.cumsum(dim=1) <= count)
 
 
 def _keeping(decided: Assignment, index_TK: Tensor) -> Assignment:
@@ -200,11 +194,8 @@ def _exact(setting: Setting) -> Setting:
     return dataclasses.replace(setting, lengths=((10,) * 5,)).under(gamma=0.8)
 
 
-def _in_floats(_capacity: Callable[..., int]) -> Callable[..., int]:
-    def mutated(gamma: float, tokens: int, top_k: int, n_experts: int, **more: Any) -> int:
-        return math.ceil(gamma * top_k / n_experts * more.get("experts", 1) * tokens)
-
-    return mutated
+def _in_floats(_limit: int, call: Call) -> int:
+    return math.ceil(call.gamma * call.top_k / call.n_experts * call.experts * call.tokens)
 
 
 def regrouped(group_T: Tensor, groups: TokenGroups, n_groups: int) -> TokenGroups:
@@ -229,7 +220,7 @@ def _grouped(name: str, group_of: Callable[..., Tensor], n_groups: int = 0) -> M
 
 
 CAPACITIES = [
-    Mutation("γ is a binary fraction", "capacity", _in_floats, _exact),
+    Mutation("γ is a binary fraction", "capacity->", _in_floats, _exact),
     Mutation(
         "a device has the rounded C of each expert",
         "capacity->",
@@ -238,8 +229,8 @@ CAPACITIES = [
     of_first_call("Method.limits"),
     Mutation(
         "a layer has the γ of another",
-        "Method.of_layer",
-        lambda of_layer: lambda method, number: of_layer(method, 1 - number),
+        "Method.of_layer(number)",
+        lambda number, _: 1 - number,
         lambda setting: setting.under(gamma=(0.5, 1.0)),
     ),
     _grouped("groups by sequence", lambda b, _: b),
@@ -247,8 +238,8 @@ CAPACITIES = [
     of_first_call("group_tokens"),
     Mutation(
         "experts alternate between devices",
-        "rank_of",
-        lambda _: lambda expert, local, _placed=None: expert % (8 // local),
+        "rank_of->",
+        lambda _, call: call.expert % (8 // call.local),
     ),
 ]
 
@@ -264,28 +255,20 @@ def _stock_where(name: str, holds: Callable[[Call], bool], **fields: Any) -> Mut
     return Mutation(name, _SLOTS, change, _with(**fields))
 
 
-def _remembered(decide: Decide) -> Decide:
+def _remembered(_decided: Assignment, call: Call) -> Assignment:
     """Decide again as in the first forward of a layer."""
-    memory: dict[int, Any] = {}
-
-    def mutated(scores: Any, method: Any, groups: Any, **more: Any) -> Assignment:
-        first = memory.setdefault(more["stream"][0], scores)
-        alike = len(first.topk_TK) == len(scores.topk_TK)
-        return decide(first if alike else scores, method, groups, **more)
-
-    return mutated
-
-
-def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
-    def mutated(plan: Any, method: Any, *, number: int, **more: Any) -> None:
-        make(plan, method, number=number, **more | {"decode": number == 1})
-
-    return mutated
+    first = call.memory.setdefault(call.stream[0], call.scores)
+    alike = len(first.topk_TK) == len(call.scores.topk_TK)
+    return call.again(scores=first if alike else call.scores)
 
 
 FORWARDS = [
-    Mutation("decided by the scores of the first forward", "hook.decide", _remembered),
-    Mutation("the second forward counts as a decode step", "ForwardPlan.__init__", _second_decodes),
+    Mutation("decided by the scores of the first forward", _SLOTS, _remembered),
+    Mutation(
+        "the second forward counts as a decode step",
+        "ForwardPlan.__init__(decode)",
+        lambda _, call: call.number == 1,
+    ),
     _stock_where("the first layer is stock", lambda call: call.stream[0] == 0),
     _stock_where("the second forward is stock", lambda call: call.stream[1] == 1),
     _stock_where(
@@ -295,8 +278,8 @@ FORWARDS = [
     ),
     Mutation(
         "the second forward is not under the method",
-        "ForwardPlan.constrained",
-        lambda constrained: lambda plan: constrained(plan) and plan.number == 0,
+        "ForwardPlan.constrained->",
+        lambda constrained, call: constrained and call.self.number == 0,
     ),
     Mutation(
         "pads do not count where they must",
@@ -384,19 +367,20 @@ def _rounds(
 ) -> Mutation:
     """Return a mutation of Token Reroute's rounds."""
 
-    def mutated(method: Any, scores: Scores, tokens: Any, layer: Any) -> Assignment:
-        ranked_TE = ranked_experts(scores)
-        slots = {"index_TS": ranked_TE, "key_TS": score_keys(scores, ranked_TE)}
-        keep = functools.partial(keep_within_capacity, method, tokens, layer, n_experts=8, **slots)
+    def change(_decided: Assignment, call: Call) -> Assignment:
+        scores, ranked_TE = call.scores, ranked_experts(call.scores)
+        slots = {"index_TS": ranked_TE, "key_TS": score_keys(scores, ranked_TE), "n_experts": 8}
         remains_TE = usable(scores).gather(1, ranked_TE)
-        for _ in range(method.rounds):
-            selected_TE = _best(remains_TE, scores.topk_TK.shape[1])
-            kept_TE = keep(valid_TS=selected_TE)
+        for _ in range(call.self.rounds):
+            selected_TE = remains_TE & (remains_TE.cumsum(dim=1) <= _top_k(call))
+            kept_TE = keep_within_capacity(
+                call.self, call.tokens, call.layer, valid_TS=selected_TE, **slots
+            )
             remains_TE = remains_TE & ~rejected(selected_TE, kept_TE)
         kept_TE = last(kept_TE, selected_TE)
         return assignment(scores, torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE))
 
-    return Mutation(name, "TokenReroute.decide", lambda _: mutated)
+    return Mutation(name, "TokenReroute.decide->", change)
 
 
 ROUNDS = [
