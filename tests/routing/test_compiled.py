@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from capmoe_eval.routing.decision import Scores, group_tokens
+from capmoe_eval.routing.decision import group_tokens
 from capmoe_eval.routing.registry import create_method, method_names
-from tests.routing.problems import Case
+from tests.routing.problems import Case, draw_scores
 
 KNOBS = {"ep_size": 2, "modality": "image_first", "max_k": True, "load_updates": 3}
 
@@ -33,12 +33,10 @@ def test_a_decision_is_one_graph(name: str, backend: str, knobs: dict[str, Any])
     counted_BS = torch.ones(4, 6, dtype=torch.bool)
     counted_BS[2, 4:] = False
     groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
-    shape = (groups.n_tokens, 8)
-    eligible_TE = torch.rand(shape, generator=generator) < 0.8
-    score_TE = torch.rand(shape, generator=generator).softmax(dim=1) * eligible_TE
-    topk_TK = (score_TE + torch.arange(8) * 0.01).topk(2, dim=1).indices
+    scores = draw_scores(
+        generator, (groups.n_tokens, 8), 2, levels=1000, is_biased=False, is_masked=True
+    )
     image_T = torch.rand(groups.n_tokens, generator=generator) < 0.5
-    scores = Scores(score_TE, topk_TK, eligible_TE=eligible_TE)
     arguments = scores, groups, Case(scores, groups, counted_BS, method, image_T).context()
     torch.compiler.reset()
     compiled = torch.compile(method.decide, fullgraph=True, dynamic=False, backend=backend)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,13 +14,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.routing import definition
+from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.decision import Scores
 from capmoe_eval.routing.definition import RoutedTokens
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
-from capmoe_eval.routing.methods.token_drop import RandomDrop
+from capmoe_eval.routing.methods.token_drop import RandomDrop, TokenDrop
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
 from capmoe_eval.routing.registry import method_names
-from tests.routing.problems import Case, assign, cases, decide, kept_pairs, one_group
+from tests.routing.problems import GAMMAS, Case, assign, cases, decide, kept_pairs, one_group
 from tests.routing.reference import assign_reference
 
 METHODS = method_names()
@@ -164,3 +167,25 @@ def test_token_reroute_by_device_is_the_reroute_of_vllm_50151(
         better = {expert for expert in range(4 * ranks) if row[expert] > worst} - experts
         # A better one is passed over where its device is full.
         assert all(load[group[token], expert // 4] == limits[group[token]] for expert in better)
+
+
+@given(
+    gamma=st.sampled_from(GAMMAS[:-1]) | st.decimals(0, 9, places=3).map(float),
+    tokens=st.integers(0, 5000),
+    top_k=st.integers(1, 8),
+    local=st.integers(1, 16),
+    ranks=st.integers(1, 8),
+    granularity=st.sampled_from(["expert", "device"]),
+    rounding=st.sampled_from(["ceil", "floor"]),
+)
+def test_a_capacity_is_the_exact_quotient_rounded(
+    gamma: float, tokens: int, top_k: int, local: int, ranks: int, granularity: str, rounding: str
+) -> None:
+    n_experts, sharing = local * ranks, local if granularity == "device" else 1
+    exact = sharing * Fraction(str(gamma)) * tokens * top_k / n_experts
+    limit = capacity(gamma, tokens, top_k, n_experts, rounding=rounding, experts=sharing)
+    rounded = math.ceil(exact) if rounding == "ceil" else math.floor(exact)
+    assert limit == min(rounded, sharing * tokens)
+    method = TokenDrop(gamma=1.0, ep_size=ranks, granularity=granularity, rounding=rounding)
+    sizes = {"top_k": top_k, "n_experts": n_experts}
+    assert definition.limits(method, gamma, np.array([tokens]), **sizes) == [limit]

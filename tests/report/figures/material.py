@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures.sources import Sources
 from capmoe_eval.results.frames import results_of
@@ -25,8 +25,7 @@ EVEN = layer([4, 4, 4, 4])
 
 def cell(method: Method, task: str = "obqa", *, model: str = "mine", **other: Any) -> Cell:
     """A cell of a model and a task."""
-    settings = {"batch_size": 16} | other
-    return Cell(ModelId(model, "x"), method, TaskId(task, task, "d", "acc"), **settings)
+    return records.cell(method, model, task, **other)
 
 
 def record(
