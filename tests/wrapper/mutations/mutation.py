@@ -149,7 +149,7 @@ class Mutation:
         match = _PLACE.fullmatch(self.place)
         assert match, self.place
         target, argument, part, field = match.groups()
-        owner, name = _owner(target)
+        owner, name = owner_of(target)
         original = vars(owner)[name]
         is_property = isinstance(original, property)
         true = original.fget if is_property else original
@@ -201,7 +201,7 @@ def _modules(_count: int) -> list[ModuleType]:
 
 
 @functools.cache
-def _owner(target: str) -> tuple[Any, str]:
+def owner_of(target: str) -> tuple[Any, str]:
     """Return the module or the class that defines a target, and the target's name there."""
     first, _, name = target.partition(".")
     owners: list[Any] = []

@@ -11,7 +11,7 @@ import pytest
 from capmoe_eval.wrapper.observers.invariants import examination_seed, is_examined
 from tests.nightly import nightly_but
 from tests.wrapper.mutations import slips, stages
-from tests.wrapper.mutations.mutation import SETTINGS, Mutation, Setting, mutated_run
+from tests.wrapper.mutations.mutation import SETTINGS, Mutation, Setting, mutated_run, owner_of
 
 EVERY_7TH = "in every 7th forward"
 SCOPES: dict[str, Callable[[int], bool]] = {
@@ -39,6 +39,12 @@ def survey(
         )
         refused[mutation.name] = bool(refused_by) if differences else None
     return refused
+
+
+def test_every_place_is_a_function_of_the_package() -> None:
+    for mutation in MUTATIONS:
+        owner, name = owner_of(mutation.target)
+        assert name in vars(owner), mutation.place
 
 
 QUICK = {"random", "expert_drop", "expanded_drop device"}
