@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from capmoe_eval.errors import UsageError
@@ -70,18 +70,8 @@ KINDS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
 }
 
 
-class Finished(NamedTuple):
-    """The records of one kind's settings, its calibration, and what a forecast said before."""
-
-    root: Path
-    path: Path
-    forecast: str
-    records: list[Record]
-
-    @property
-    def content(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(self.path.read_text())
-        return content
+Finished = dict[str, tuple[Path, list[Record]]]
+"""The file of each kind's calibration, and the records of its settings."""
 
 
 def plan(root: Path, kind: str, settings: dict[str, Any]) -> CellPlan:
@@ -93,47 +83,48 @@ def plan(root: Path, kind: str, settings: dict[str, Any]) -> CellPlan:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """All cells are computed once."""
     kinds = {}
-    for name, (_, calibrated, others) in KINDS.items():
+    for name, (asked_by, calibrated, others) in KINDS.items():
         root = tmp_path_factory.mktemp(name)
         plans = [plan(root, name, settings) for settings in (*calibrated, *others)]
+        missing = f"{asked_by}: missing calibrations: 1 of 1, which {len(calibrated)} of the cells"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(calibration, "DOCUMENTS", 8)
-            before = forecast(plans)
+            assert missing in forecast(plans)
             done = run(plans)
             assert f"Missing cells: 0 of {len(plans)}" in forecast(plans)
         assert not done.failures
         (path,) = root.glob("*/calibration/*.json")
-        kinds[name] = Finished(root, path, before, done.records)
+        kinds[name] = path, done.records
     return kinds
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_calibration_serves_every_setting(finished: dict[str, Finished], kind: str) -> None:
-    cells, (asked_by, calibrated, others) = finished[kind], KINDS[kind]
-    missing = f"{asked_by}: missing calibrations: 1 of 1, which {len(calibrated)} of the cells need"
-    assert missing in cells.forecast
-    assert cells.content["split"] == "dev"
-    place = cells.path.relative_to(cells.root).as_posix(), cells.content["checksum"]
-    for settings, record in zip((*calibrated, *others), cells.records, strict=True):
+def test_one_calibration_serves_every_setting(finished: Finished, kind: str) -> None:
+    (path, records), (_, calibrated, others) = finished[kind], KINDS[kind]
+    root, content = path.parents[2], json.loads(path.read_text())
+    assert content["split"] == "dev"
+    place = path.relative_to(root).as_posix(), content["checksum"]
+    for settings, record in zip((*calibrated, *others), records, strict=True):
         assert record.path.name.startswith(create_method(**settings).label)
         used = record.calibration and (record.calibration.file, record.calibration.checksum)
         assert used == (place if settings in calibrated else None)
         assert not record.proofs.broken
-        assert read_record(record.path, cells.root).cell == record.cell
+        assert read_record(record.path, root).cell == record.cell
         command = str(cell_command(record.cell, "here"))
         for knob, value in settings.items():
             assert value == 1 or f"{knob.replace('name', 'method')}={value}" in command
 
 
 @pytest.mark.slow
-def test_a_threshold_says_the_modalities_of_experts(finished: dict[str, Finished]) -> None:
-    macs, strict, without, drop = (record.load for record in finished["modalities"].records)
-    layers = finished["modalities"].content["layers"]
-    for layer, of in zip(layers, finished["modalities"].records[0].layers, strict=True):
+def test_a_threshold_says_the_modalities_of_experts(finished: Finished) -> None:
+    path, records = finished["modalities"]
+    macs, strict, without, drop = (record.load for record in records)
+    layers = json.loads(path.read_text())["layers"]
+    for layer, of in zip(layers, records[0].layers, strict=True):
         for frequencies in (layer["image"], layer["text"]):  # every token chooses K experts
             assert sum(frequencies) == pytest.approx(of.top_k, abs=1e-4)
     pairs = [pair for layer in layers for pair in zip(layer["image"], layer["text"], strict=True)]
@@ -148,8 +139,8 @@ def test_a_threshold_says_the_modalities_of_experts(finished: dict[str, Finished
 
 
 @pytest.mark.slow
-def test_a_record_holds_every_layers_factor(finished: dict[str, Finished]) -> None:
-    records = finished["curves"].records
+def test_a_record_holds_every_layers_factor(finished: Finished) -> None:
+    path, records = finished["curves"]
     chosen = [r.calibration for r in records if isinstance(r.calibration, ChosenFactors)]
     low, high, by_scores = chosen
     assert low.drop_rate <= 0.05 < high.drop_rate <= 0.3
@@ -161,21 +152,19 @@ def test_a_record_holds_every_layers_factor(finished: dict[str, Finished]) -> No
         assert [layer.gamma for layer in record.layers] == factors.gammas
         assert record.load.effective_gamma
     assert records[1].load.drop_rate > records[0].load.drop_rate, "the budget decides nothing"
-    frame = load_frame(finished["curves"].root)
+    frame = load_frame(path.parents[2])
     assert sorted(frame["budget"]) == [0.05, 0.3, 0.3]
     assert frame["gamma"].isna().all()
 
 
 @pytest.mark.slow
-def test_a_record_of_another_calibration_is_refused(
-    finished: dict[str, Finished], tmp_path: Path
-) -> None:
+def test_a_record_of_another_calibration_is_refused(finished: Finished, tmp_path: Path) -> None:
     factors = {"gammas": [1.0, 1.0], "drop_rate": 0.1, "dropped_scores": 0.1, "straggler": 1.0}
     for kind, line in (
         ("similarity", r"calibration.gammas is of gamma=adaptive"),
         ("curves", "other capacity factors than were set or chosen"),
     ):
-        record = finished[kind].records[0]
+        record = finished[kind][1][0]
         content, path = json.loads(record.path.read_text()), tmp_path / record.path.name
         content["capmoe"]["calibration"] |= factors
         path.write_bytes(sealed(content))
@@ -197,13 +186,13 @@ def test_a_record_of_another_calibration_is_refused(
     ],
 )
 def test_a_calibration_that_is_not_its_own_is_refused(
-    old: str, new: str, line: str, finished: dict[str, Finished], tmp_path: Path
+    old: str, new: str, line: str, finished: Finished, tmp_path: Path
 ) -> None:
-    cells = finished["curves"]
+    path, _ = finished["curves"]
     other = plan(tmp_path, "curves", ADAPTIVE | {"budget": 0.2})
-    place = tmp_path / cells.path.relative_to(cells.root)
+    place = tmp_path / path.relative_to(path.parents[2])
     place.parent.mkdir(parents=True)
-    place.write_text(cells.path.read_text().replace(old, new, 1))
+    place.write_text(path.read_text().replace(old, new, 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "DOCUMENTS", 8)
         with pytest.raises(UsageError, match=line) as error:

@@ -119,8 +119,3 @@ def test_a_verdict_counts_each_model_once() -> None:
     # Models count equally, and the tasks of each: 12.5 and −25 of one, 50 of the other.
     assert both["accuracy"] == pytest.approx(((12.5 - 25) / 2 + 50) / 2)
     assert by_model(compared[:4], "gain").to_dict() == {"olmoe": pytest.approx((-0.3 + 0.1) / 2)}
-
-
-def test_the_interval_is_students() -> None:
-    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, -0.4841, 4.4841), abs=1e-3)
-    assert mean_interval([1.0]) is None
