@@ -16,15 +16,9 @@ if TYPE_CHECKING:
 _UNIT = 2**24  # the weight of a token of text
 
 
-def used_weights(tokens: RoutedTokens) -> Array:
-    """Return the weights of the tokens that the decision used, in units [T]."""
-    unit_T: Array = tokens.details[0].cpu().numpy()
-    return unit_T
-
-
 def weights_off(tokens: RoutedTokens, method: MACS) -> int:
     """Return how many tokens the decision gave another weight than the definition."""
-    unit_T = used_weights(tokens)
+    unit_T = tokens.details[0].cpu().numpy()
     weight_T, error_T = token_weights(tokens.hidden_TH, tokens.image_T, tokens.group_T, method)
     if len(unit_T) != len(weight_T):  # other tokens were weighed than count
         return abs(len(unit_T) - len(weight_T))
@@ -82,7 +76,7 @@ def weighted_pairs(tokens: RoutedTokens, method: MACS) -> Array:
     """Return the pairs that are kept [T, E], by the weights that the decision used."""
     if method.factor.uniform == math.inf:
         return tokens.chosen_TE
-    unit_T = used_weights(tokens)
+    unit_T = tokens.details[0].cpu().numpy()
     if len(unit_T) != len(tokens.group_T):  # other tokens were weighed than count
         weight_T, _ = token_weights(tokens.hidden_TH, tokens.image_T, tokens.group_T, method)
         unit_T = weight_T.round().astype(np.int64)
