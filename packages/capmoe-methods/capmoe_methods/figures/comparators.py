@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from capmoe_bench.timings import read_evaluation
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 LOST: Final = ("lost", "lost_low", "lost_high")
 _DROP: Final = method_title("score")
-_KINDS: Final = {"prompts": "questions", "decode steps": "generation"}
 _BOUNDED: Final = {
     "activated": "activated experts /\nwithout a limit",
     "expert_peak": "fullest expert /\nmean load",
@@ -32,10 +30,6 @@ _KNOBS: Final = {
     "expert_budget": "budget",
     "min_similarity": "similarity",
     "viable_score": "score",
-}
-_LOSSLESS: Final = {  # a line and its dash, by what a method's name has before a +
-    "EPLB": ("EPLB+R, nothing dropped", "--"),
-    "LPLB": ("LPLB+R, nothing dropped", ":"),
 }
 _NO_LIMIT: Final[d.Look] = {
     **{"color": d.GREY, "linestyle": "", "marker": "x", "markersize": 5, "markeredgewidth": 1.5}
@@ -75,7 +69,9 @@ def settings(sources: Sources) -> pd.DataFrame:
     """
     import pandas as pd
 
-    results, limited = sources.results, _limited(sources)
+    results = sources.results
+    limited = sources.cells(*(part for part in sources.parts if part != "stock"))
+    limited["of"] = limited["decode"].eq("only").map({True: "generation", False: "questions"})
     # Ranks are known where there are some; stock cells may be older than counts of activation.
     has_ranks = results.cells["ep_size"].fillna(1) > 1
     for limit, when in (("", "after"), ("unlimited_", "before")):
@@ -85,8 +81,10 @@ def settings(sources: Sources) -> pd.DataFrame:
     limited["line"] = limited["name"] = _lines(limited)
     limited[[*_KNOBS]] = limited[[*_KNOBS]].astype(float).fillna(0.0)
     stock, rows = sources.cells("stock"), []
-    for of, model in itertools.product(_KINDS.values(), sources.models):
-        tasks, title = _tasks(sources, of), sources.models[model]
+    for of, model in itertools.product(("questions", "generation"), sources.models):
+        asked = set(limited["task"][limited["of"] == of])
+        tasks = {task: name for task, name in sources.tasks.items() if task in asked}
+        title = sources.models[model]
         about = {"of": f"{of} ({', '.join(tasks.values())})", "model": title}
         of_model = limited[(limited["of"] == of) & (limited["model"] == model)]
         of_stock = stock[stock["model"] == model]
@@ -100,20 +98,6 @@ def settings(sources: Sources) -> pd.DataFrame:
     lines = frame.groupby(["of", "model", "line"], sort=False)
     rising = [same.sort_values([*_KNOBS], kind="stable") for _, same in lines]
     return pd.concat(rising, ignore_index=True) if rising else frame
-
-
-def _limited(sources: Sources) -> pd.DataFrame:
-    """Return the cells of all parts but the stock's; ``of`` are the forwards that they bound."""
-    cells = sources.cells(*(part for part in sources.parts if part != "stock"))
-    kinds = {True: _KINDS["decode steps"], False: _KINDS["prompts"]}
-    return cells.assign(of=cells["decode"].eq("only").map(kinds))
-
-
-def _tasks(sources: Sources, of: str) -> dict[str, str]:
-    """Return the titles of the tasks that have bounded forwards of a kind."""
-    cells = _limited(sources)
-    asked = set(cells["task"][cells["of"] == of])
-    return {task: title for task, title in sources.tasks.items() if task in asked}
 
 
 def _lines(cells: pd.DataFrame) -> pd.Series[str]:
@@ -176,53 +160,16 @@ def _by_method(rows: pd.DataFrame) -> Figure:
         grow = [f"{name} {low:g} → {high:g}" for name, (low, high) in ends.items() if low < high]
         title = ": ".join([line, *([", ".join(grow)] if grow else [])])
         panels.append((title, drops, same.assign(name=same["model"])))
-    canvas, _ = _multiples(panels, _BOUNDED, markers)
+    canvas = _multiples(panels, _BOUNDED, markers)
     canvas.suptitle("; ".join(rows["of"].unique()))
     d.legend(canvas, 2)
     return canvas
 
 
-def ranks(sources: Sources) -> pd.DataFrame:
-    """Return what budgets of ranks lose against the fullest rank, and balancing without loss.
-
-    Balancing, a row without points, is that of the figure's tasks; what was planned on another task
-    is left out.
-    """
-    import pandas as pd
-
-    rows = settings(sources)
-    file = sources.bench / "placement.json"
-    if not file.is_file():
-        sources.notes.append(
-            "No line of lossless load balancing: capmoe-eval bench placement makes it."
-        )
-        return rows
-    balances = pd.DataFrame(read_evaluation(file)["balances"])
-    names = {kind: name for kind, (name, _) in _LOSSLESS.items()}
-    balances["line"] = balances["method"].str.partition("+")[0].map(names)
-    is_shown = balances["planned_on"].eq(balances["judged_on"]) & balances["line"].notna()
-    is_shown &= balances["model"].isin(sources.models) & balances["judged_on"].isin(sources.tasks)
-    balances = balances[is_shown & balances["method"].str.contains("+", regex=False)]
-    sides = [rows]
-    for of, kind in _KINDS.items():
-        same = balances[balances["of"] == of]
-        order = same["model"].map([*sources.models].index).argsort(kind="stable")
-        titles = f"{kind} ({', '.join(_tasks(sources, kind).values())})"
-        models = same["model"].map(sources.models)
-        lines = same.assign(of=titles, model=models, rank_peak=same["straggler"]).iloc[order]
-        if len(lines):
-            sides.append(lines.reindex(columns=rows.columns).astype(rows.dtypes.to_dict()))
-        # Only where there is a panel for it.
-        if len(lines) and rows["of"].str.startswith(kind).any():
-            judged = ", ".join(sorted(same["judged_on"].map(sources.tasks).unique()))
-            sources.notes.append(f"Balancing of {kind} was measured on {judged}.")
-    return pd.concat(sides, ignore_index=True)
-
-
 @figure(
     "not in the paper",
     "Points lost against the fullest rank: rerouting under device budgets beside Token Drop",
-    ranks,
+    settings,
     words=_WORDS,
     experiment="comparators",
     parts=("stock", "drop_on_ranks", "reroute", "reroute_steps"),
@@ -231,20 +178,14 @@ def comparators_ranks(rows: pd.DataFrame) -> Figure:
     """A panel for each model: points lost against no limit, paired by document, with 95 % intervals
     over documents, against the highest load of a rank over the mean load, mean over forwards and
     layers. {multiples} Each rank bounds its own tokens. Of generation decode steps alone are
-    bounded. Upright: the fullest rank with the experts replicated by EPLB (dashed) or LPLB
-    (dotted), one more slot a rank, which drops nothing.
+    bounded.
     """
-    dashes = dict(_LOSSLESS.values())
-    is_balanced, panels, balances = rows["line"].isin(dashes), [], []
-    for (of, model), same in d.each(rows[~is_balanced], ["of", "model"]):
+    panels = []
+    for (of, model), same in d.each(rows, ["of", "model"]):
         is_drop = same["line"] == _DROP
         others = same[~is_drop].assign(name=same["line"])
         panels.append((f"{model}, {of}", same[is_drop], others))
-        balances.append(rows[is_balanced & (rows["of"] == of) & (rows["model"] == model)])
-    canvas, grid = _multiples(panels, _RANK, dict.fromkeys(rows["model"], "o"))
-    for upright, (axes,) in zip(balances, grid, strict=False):
-        for line, peak in zip(upright["line"], upright["rank_peak"], strict=True):
-            d.rule(axes, peak, dashes[line], 0.8, line, is_upright=True)
+    canvas = _multiples(panels, _RANK, dict.fromkeys(rows["model"], "o"))
     d.legend(canvas, 2)
     return canvas
 
@@ -253,7 +194,7 @@ def _multiples(
     panels: Sequence[tuple[str, pd.DataFrame, pd.DataFrame]],
     loads: Mapping[str, str],
     markers: Mapping[str, str],
-) -> tuple[Figure, Any]:
+) -> Figure:
     """Draw a row of panels, one for each load, for each title, Token Drop and the settings beside.
 
     A setting's line has the name of its ``name``, and the marker of its model.
@@ -279,4 +220,4 @@ def _multiples(
         axes.set_ylabel("points lost")
     # Without the marker of a model in the legend.
     grid[-1][-1].plot([], [], **_REFERENCE, label=_DROP)
-    return canvas, grid
+    return canvas
