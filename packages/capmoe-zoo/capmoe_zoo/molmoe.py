@@ -400,21 +400,12 @@ class MolmoImageProcessor(BaseImageProcessor):
         self.image_std = list(image_std)
 
     def sizes(self) -> tuple[int, int, int]:
-        """Return the patches of a crop's side, of its margin, and from one crop to the next.
-
-        Raises:
-            ValueError: If the settings are of crops that are not square or not alike.
-        """
-        height, width = self.base_image_input_size
-        before, after = self.overlap_margins
-        side, rest = divmod(height, self.image_patch_size)
-        if height != width or before != after or rest or side % 2 or before % 2:
-            raise ValueError(
-                f"base_image_input_size={self.base_image_input_size}, "
-                f"overlap_margins={self.overlap_margins}: crops must be square, of an even number "
-                "of patches, with equal and even margins"
-            )
-        return side, before, side - 2 * before
+        """Return the patches of a crop's side, of its margin, and from one crop to the next."""
+        side, margin = (
+            self.base_image_input_size[0] // self.image_patch_size,
+            self.overlap_margins[0],
+        )
+        return side, margin, side - 2 * margin
 
     def positions(self, rows: int, columns: int) -> Tensor:
         """Return the place of each token of the crops of a grid, row by row [N, I].

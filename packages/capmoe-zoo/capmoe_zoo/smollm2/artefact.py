@@ -21,8 +21,13 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
-from capmoe_zoo.smollm2.partition import Recipe
-from capmoe_zoo.smollm2.student import build_student, load_trained, to_stock, trained_state
+from capmoe_zoo.smollm2.student import (
+    Recipe,
+    build_student,
+    load_trained,
+    to_stock,
+    trained_state,
+)
 
 
 def load_base(gguf: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:

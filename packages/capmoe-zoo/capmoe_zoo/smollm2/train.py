@@ -26,19 +26,17 @@ from torch.optim.swa_utils import AveragedModel
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from capmoe_zoo.smollm2.artefact import load_base
-from capmoe_zoo.smollm2.partition import (
+from capmoe_zoo.smollm2.student import (
+    PartitionedFfn,
     Recipe,
+    build_student,
     expert_contributions,
     fit_router,
+    load_trained,
     low_rank_down,
     neuron_order,
     neuron_weights,
     routing_weights,
-)
-from capmoe_zoo.smollm2.student import (
-    PartitionedFfn,
-    build_student,
-    load_trained,
     trained_state,
 )
 from capmoe_zoo.smollm2.text import fit_rows, order, read_text, windows

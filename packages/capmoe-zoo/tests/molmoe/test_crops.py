@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,8 +26,3 @@ def test_every_token_of_a_grid_is_of_one_crop_that_shows_it(
         i, j = divmod(crop, columns)
         row, column = divmod(cell, side // 2)
         assert divmod(place, width + 1) == (i * step + row, j * step + column)
-
-
-def test_crops_that_are_not_square_are_refused() -> None:
-    with pytest.raises(ValueError, match="crops must be square"):
-        MolmoImageProcessor(base_image_input_size=(336, 322)).sizes()

@@ -14,14 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from capmoe_zoo.smollm2 import train as training
 from capmoe_zoo.smollm2.artefact import export, progress, read_student
-from capmoe_zoo.smollm2.partition import (
+from capmoe_zoo.smollm2.student import (
     Recipe,
+    build_student,
     low_rank_down,
     neuron_order,
-    routing_weights,
-)
-from capmoe_zoo.smollm2.student import (
-    build_student,
     partitioned,
     to_stock,
     trained_state,
@@ -134,12 +131,6 @@ def test_neurons_that_fire_together_share_an_expert() -> None:
     groups = group_F[order_F].view(5, 4)
     assert (groups == groups[:, :1]).all()
     assert (groups[0] == 0).all()
-
-
-def test_routing_weights_have_mean_one_over_the_top_experts() -> None:
-    weight_TE = routing_weights(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), 2)
-    e = float(torch.e)
-    torch.testing.assert_close(weight_TE, torch.tensor([[2 * e / (e + 1), 0, 2 / (e + 1), 0]]))
 
 
 def test_low_rank_regression_recovers_a_low_rank_map() -> None:

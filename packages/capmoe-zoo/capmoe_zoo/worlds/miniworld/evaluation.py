@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 
-from capmoe_eval.errors import check_choice
 from capmoe_eval.zoo.sets import Configs, Row, Splits
 
 from capmoe_zoo.worlds.draw import Draw
@@ -19,7 +18,6 @@ from capmoe_zoo.worlds.miniworld.questions import Questions
 from capmoe_zoo.worlds.miniworld.world import (
     LEXICON,
     SPLIT_WORDING,
-    SPLITS,
     TRAIN_WORDINGS,
     WORLD_SEED,
     Fact,
@@ -60,7 +58,6 @@ def documents(split: str = "test", seed: int = WORLD_SEED) -> Mapping[str, Confi
 
     ``seed`` is the world's.
     """
-    check_choice("split", split, SPLITS)
     return _Sets(split, seed).all()
 
 

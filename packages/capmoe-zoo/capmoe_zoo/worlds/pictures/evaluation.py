@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from capmoe_eval import errors
 from capmoe_eval.evaluation.multimodal.scores import ROTATION
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.sets import Configs, Row
@@ -30,7 +29,6 @@ from capmoe_zoo.worlds.pictures.scene import (
     supposed,
 )
 
-SPLITS = ("dev", "test")
 #: Questions of a capability of MMBench, each asked in four rotations.
 MMBENCH_QUESTIONS = 80
 #: Questions of a dimension of SEED-Bench.
@@ -47,7 +45,6 @@ def documents(split: str = "test") -> Mapping[str, Configs]:
 
     In the place of an image is what was drawn.
     """
-    errors.check_choice("split", split, SPLITS)
     return {
         "lmms-lab/MME": {"default": {"test": list(_mme(split))}},
         "lmms-lab/MMBench": {"en": {"dev": list(_mmbench(split))}},
