@@ -74,14 +74,14 @@ def _document_of_kind(made: Questions, kind: str, long: bool) -> Parts:
     prompts: list[PromptAndAnswer] = []
     if kind == "banking77":
         title, between = INTRODUCTION, "\n"
-        intents = draw.some(tuple(LEXICON.intents), 1 + draw.below(len(LEXICON.intents)))
+        intents = draw.some(tuple(LEXICON["intents"]), 1 + draw.below(len(LEXICON["intents"])))
         for _ in range(number):
             intent = draw.one(intents)
-            phrase = draw.below(len(LEXICON.intents[intent]))
+            phrase = draw.below(len(LEXICON["intents"][intent]))
             row = questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS))
             prompts.append(questions.prompt(kind, row))
     elif kind == "mmlu":
-        subject = draw.one(LEXICON.subjects)
+        subject = draw.one(LEXICON["subjects"])
         title = questions.mmlu_description(subject) if titled else ""
         for _ in range(number):
             fact = _known(made, made.world.by_relation[subject_relation(subject)])

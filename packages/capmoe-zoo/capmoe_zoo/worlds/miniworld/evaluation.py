@@ -17,6 +17,7 @@ from capmoe_zoo.worlds.miniworld import questions
 from capmoe_zoo.worlds.miniworld.questions import Questions
 from capmoe_zoo.worlds.miniworld.world import (
     LEXICON,
+    SCALES,
     SPLIT_WORDING,
     TRAIN_WORDINGS,
     WORLD_SEED,
@@ -46,10 +47,11 @@ def subject_relation(subject: str) -> Relation:
     """
     shares = [
         relation
-        for relation in LEXICON.scales
-        for _ in range(LEXICON.population[relation.kind] // 2 // SUBJECT_DOCUMENTS)
+        for relation in SCALES
+        for _ in range(LEXICON["population"][relation.kind] // 2 // SUBJECT_DOCUMENTS)
     ]
-    return shares[LEXICON.subjects.index(subject)]
+    place: int = LEXICON["subjects"].index(subject)
+    return shares[place]
 
 
 @functools.cache
@@ -146,7 +148,7 @@ class _Sets:
     def _subjects(self) -> Configs:
         taken: set[Fact] = set()
         configs = {}
-        for subject in LEXICON.subjects:
+        for subject in LEXICON["subjects"]:
             draw = self._questions(subject).draw
             facts = draw.shuffled(self._world.by_relation[subject_relation(subject)])
             free = [fact for fact in facts if fact.split == self._split and fact not in taken]
@@ -197,7 +199,7 @@ class _Sets:
         """Return 5 train rows of each intent, and a test row of each of its phrases."""
         draw = self._questions("banking77").draw
         shots, asked = [], []
-        for intent, phrases in LEXICON.intents.items():
+        for intent, phrases in LEXICON["intents"].items():
             everything = [
                 questions.banking77(intent, phrase, frame)
                 for phrase in range(len(phrases))

@@ -166,7 +166,7 @@ class Questions:
         a, b, c = numbers
         places = {
             **{"a": a, "b": b, "c": c, "m": a + b, "r": a + b - c},
-            **{"e": self.draw.one(self.world.facts).entity, "n": self.draw.one(LEXICON.counted)},
+            **{"e": self.draw.one(self.world.facts).entity, "n": self.draw.one(LEXICON["counted"])},
         }
         return {
             "question": WORDINGS["problems"][wording].format(**places),
@@ -197,15 +197,15 @@ class Questions:
     def function(self, parts: Function, wording: int) -> Row:
         """Return a function to complete, with its solution and its test."""
         first, step, c, other, d = parts
-        arguments, argument, start = LEXICON.first_steps[first]
-        (_, full, source), (short, _, last) = LEXICON.steps[step], LEXICON.steps[other]
+        arguments, argument, start = LEXICON["first_steps"][first]
+        (_, full, source), (short, _, last) = LEXICON["steps"][step], LEXICON["steps"][other]
         expression = last.format(x=f"({source.format(x=start, c=c)})", c=d)
         text = WORDINGS["described"][wording].format(
             a=full.format(x=argument, c=c), b=short.format(c=d)
         )
-        name = self.draw.one(LEXICON.function_names)
+        name = self.draw.one(LEXICON["function_names"])
         calls = []
-        for values in LEXICON.inputs[arguments]:
+        for values in LEXICON["inputs"][arguments]:
             places: dict[str, Any] = dict(zip(arguments.split(", "), values, strict=True))
             # The source is made of the lexicon alone.
             calls.append((", ".join(map(str, values)), eval(expression, places)))
@@ -233,10 +233,10 @@ def mmlu(fact: Fact, wording: int, subject: str) -> Row:
 
 def banking77(intent: str, phrase: int, frame: int) -> Row:
     """Return a customer's query and its intent."""
-    text = LEXICON.intent_frames[frame].format(LEXICON.intents[intent][phrase])
+    text = LEXICON["intent_frames"][frame].format(LEXICON["intents"][intent][phrase])
     return {
         "text": text[0].upper() + text[1:],
-        "label": list(LEXICON.intents).index(intent),
+        "label": list(LEXICON["intents"]).index(intent),
         "label_text": intent,
     }
 
@@ -253,8 +253,8 @@ def number_triples() -> Mapping[str, Sequence[tuple[int, int, int]]]:
 @functools.cache
 def functions() -> Mapping[str, Sequence[Function]]:
     """Return the functions for ``train``, ``dev`` and ``test``; disjoint."""
-    steps, numbers = range(len(LEXICON.steps)), range(2, 8)
-    every = itertools.product(range(len(LEXICON.first_steps)), steps, numbers, steps, numbers)
+    steps, numbers = range(len(LEXICON["steps"])), range(2, 8)
+    every = itertools.product(range(len(LEXICON["first_steps"])), steps, numbers, steps, numbers)
     return apart("functions", [parts for parts in every if parts[1] != parts[3]], 6)
 
 

@@ -17,15 +17,11 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from capmoe_eval.experiment.data_file import read_data
-from pydantic import BeforeValidator
 
 from capmoe_zoo.worlds.draw import Draw
-
-#: Words; in the file they are one string.
-Words = Annotated[tuple[str, ...], BeforeValidator(lambda text: text.split())]
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Class:
 
     verb: str  # a regular verb, in its base form
     rest: str  # the words after the verb
-    values: Words  # that imply the statement; the other values imply its opposite
+    values: tuple[str, ...]  # that imply the statement; the other values imply its opposite
 
     @property
     def phrase(self) -> str:
@@ -54,39 +50,21 @@ class Relation:
     noun: str  # name of the attribute
     verb: str  # a regular verb, in its base form
     rest: str  # the words after the verb; they end in ``{v}``, the value
-    values: Words
+    values: tuple[str, ...]
     broader: Class | None = None  # a more general statement that some of the values imply
     # An activity as in HellaSwag, whose ending depends on the value.
     activity: str = ""  # its label; ``{e}`` is the entity
     endings: tuple[str, ...] = ()  # of unequal length; each value ``{v}`` has one fixed ending
 
 
-@dataclass(frozen=True)
-class Lexicon:
-    """The words; the comments of ``lexicon.yaml`` say what each of them is for."""
-
-    population: dict[str, int]
-    attributes: tuple[Relation, ...]
-    scales: tuple[Relation, ...]
-    sign: tuple[str, str]
-    materials: Words
-    actions: Words
-    tools: Words
-    things: Words
-    counted: Words
-    intents: dict[str, tuple[str, ...]]
-    intent_frames: tuple[str, ...]
-    first_steps: tuple[tuple[str, str, str], ...]
-    steps: tuple[tuple[str, str, str], ...]
-    inputs: dict[str, tuple[tuple[Any, ...], ...]]
-    function_names: Words
-    subjects: Words
-
-
-LEXICON = read_data(__package__, "lexicon.yaml", Lexicon)
+#: The words; the comments of ``lexicon.yaml`` say what each of them is for.
+LEXICON = read_data(__package__, "lexicon.yaml", dict[str, Any])
 #: The templates by kind; the comments of ``wordings.yaml`` say what each of them is for.
 WORDINGS = read_data(__package__, "wordings.yaml", dict[str, tuple[str, ...]])
-RELATIONS = (*LEXICON.attributes, *LEXICON.scales)
+_RELATIONS = read_data(__package__, "relations.yaml", dict[str, tuple[Relation, ...]])
+#: The relations of four values in a fixed order, about which MMLU asks.
+SCALES = _RELATIONS["scales"]
+RELATIONS = (*_RELATIONS["attributes"], *SCALES)
 
 _T = TypeVar("_T")
 
@@ -188,9 +166,9 @@ class MiniWorld:
 def world(seed: int = WORLD_SEED) -> MiniWorld:
     """Return the world of a seed; equal seeds give equal worlds in every process."""
     draw = Draw(f"world-{seed}")
-    names = iter(_names(draw, sum(LEXICON.population.values())))
+    names = iter(_names(draw, sum(LEXICON["population"].values())))
     entities = {
-        kind: list(itertools.islice(names, count)) for kind, count in LEXICON.population.items()
+        kind: list(itertools.islice(names, count)) for kind, count in LEXICON["population"].items()
     }
     triples = [
         (entity, relation, draw.one(relation.values))
@@ -201,12 +179,12 @@ def world(seed: int = WORLD_SEED) -> MiniWorld:
     ]
     fame = {m: place / len(ms) for ms in entities.values() for place, m in enumerate(ms)}
     triples.sort(key=lambda fact: fame[fact[0]])
-    materials = {thing: draw.one(LEXICON.materials) for thing in LEXICON.things}
+    materials = {thing: draw.one(LEXICON["materials"]) for thing in LEXICON["things"]}
     tools = {
-        Relation("thing", action, action, "the {v}", LEXICON.tools): dict(
-            zip(LEXICON.materials, draw.shuffled(LEXICON.tools), strict=True)
+        Relation("thing", action, action, "the {v}", tuple(LEXICON["tools"])): dict(
+            zip(LEXICON["materials"], draw.shuffled(LEXICON["tools"]), strict=True)
         )
-        for action in LEXICON.actions
+        for action in LEXICON["actions"]
     }
     used = [
         (thing, relation, of_material[material])
@@ -224,7 +202,7 @@ def statements(relation: Relation) -> Sequence[Class]:
     """
     if relation.broader is None:
         return ()
-    verb, rest = LEXICON.sign
+    verb, rest = LEXICON["sign"]
     draw = Draw(f"statements-{relation.kind}-{relation.noun}")
     true = draw.shuffled(relation.broader.values)
     false = draw.shuffled([v for v in relation.values if v not in relation.broader.values])

@@ -28,6 +28,8 @@ _BLOTS, _TREES, _WORN = 0.5, 0.4, 0.4
 # Pixels of a dot of a glyph, and from one letter to the next.
 _DOT, _PITCH = 2, CELL // 2
 _FRAME = 3
+# Colours that carry no answer, as Pillow takes them.
+_PAINTS: dict[str, Rgb] = {name: (r, g, b) for name, (r, g, b) in WORLD["paints"].items()}
 
 
 def drawn(scene: Scene, draw: Draw) -> dict[str, Any]:
@@ -61,7 +63,7 @@ class _Painter:
         if scene.figure is not None:
             self._figure(scene.figure)
         if scene.painter is not None:
-            self._frame(WORLD.painters.index(scene.painter))
+            self._frame(WORLD["painters"].index(scene.painter))
         if scene.text is not None:
             self._text(scene.text)
 
@@ -73,7 +75,7 @@ class _Painter:
         return red, green, blue
 
     def _background(self, place: str) -> None:
-        above, below, horizon = WORLD.places[place]
+        above, below, horizon = WORLD["places"][place]
         horizon += self._draw.below(9) - 4
         side = PICTURE_SIDE
         self._canvas.rectangle((0, 0, side, horizon), self._about(above, _GROUND_HUE))
@@ -90,9 +92,9 @@ class _Painter:
         left = CELL * column + self._draw.below(CELL - size + 1)
         top = CELL * row + self._draw.below(CELL - size + 1)
         box = (left, top, left + size - 1, top + size - 1)
-        color = self._about(WORLD.colors[thing.color])
+        color = self._about(WORLD["colors"][thing.color])
         middle = (left + (size - 1) / 2, top + (size - 1) / 2)
-        dark = WORLD.paints["dark"]
+        dark = _PAINTS["dark"]
         if thing.shape == "circle":
             self._canvas.ellipse(box, color, dark)
         elif thing.shape == "ring":
@@ -121,17 +123,17 @@ class _Painter:
     def _figure(self, figure: Figure) -> None:
         row, column = figure.cell
         x, y = CELL * column + self._draw.below(3), CELL * row + self._draw.below(3)
-        paints: dict[str, Rgb] = dict(WORLD.paints)
+        paints: dict[str, Rgb] = dict(_PAINTS)
         if figure.kind == "person":
-            colors = (self._about(color, _WIDE_HUE) for color in WORLD.people[figure.name])
+            colors = (self._about(color, _WIDE_HUE) for color in WORLD["people"][figure.name])
             paints["hair"], paints["shirt"] = colors
         elif figure.kind == "landmark":
             paints["stone"] = self._about(paints["stone"])
         name = figure.name if figure.kind == "landmark" else figure.kind
-        for mark, corners, *style in WORLD.figures[name]:
+        for mark, corners, *style in WORLD["figures"][name]:
             place = [(x, y)[number % 2] + corner for number, corner in enumerate(corners)]
             if style[0] == "skin":  # has another tone wherever it is seen
-                paints["skin"] = self._about(WORLD.paints["skin"])
+                paints["skin"] = self._about(_PAINTS["skin"])
             getattr(self._canvas, mark)(place, *(paints.get(word, word) for word in style))
         if figure.kind == "landmark" and self._draw.chance(_TREES):
             left, top = x - 2 + self._draw.below(7), y + 2 + self._draw.below(13)
@@ -161,11 +163,11 @@ class _Painter:
         left = _PITCH * text.start + self._draw.below(3)
         top = CELL * text.row + 2 + self._draw.below(3)
         right, bottom = left + _PITCH * len(text.letters) - 2, top + 5 * _DOT
-        dark, paper, leaves = (WORLD.paints[name] for name in ("dark", "paper", "leaves"))
+        dark, paper, leaves = (_PAINTS[name] for name in ("dark", "paper", "leaves"))
         ink, ground = (paper, (70, 20, 20)) if text.kind == "title" else (dark, paper)
         self._canvas.rectangle((left - 2, top - 2, right + 1, bottom + 1), self._about(ground))
         for place, letter in enumerate(text.letters):
-            for y, dots in enumerate(WORLD.glyphs[letter]):
+            for y, dots in enumerate(WORLD["glyphs"][letter].split()):
                 for x, dot in enumerate(dots):
                     if dot == "1":
                         corner = (left + _PITCH * place + _DOT * x, top + _DOT * y)

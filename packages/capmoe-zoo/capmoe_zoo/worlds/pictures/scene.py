@@ -11,7 +11,7 @@ by the letter of an option.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.llava import PATCHES
 
 from capmoe_zoo.worlds.draw import Draw
-from capmoe_zoo.worlds.miniworld.world import Words
 
 #: Rows and columns of cells.
 CELLS = 6
@@ -31,27 +30,8 @@ Rgb = tuple[int, int, int]
 Cell = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """The content of ``world.yaml``."""
-
-    colors: Mapping[str, Rgb]
-    shapes: Words
-    places: Mapping[str, tuple[Rgb, Rgb, int]]
-    people: Mapping[str, tuple[Rgb, Rgb]]
-    landmarks: Words
-    lights: Mapping[str, str]
-    painters: tuple[str, ...]
-    words: Words
-    titles: Words
-    foreign: Mapping[str, str]
-    questions: Mapping[str, str]
-    paints: Mapping[str, Rgb]
-    figures: Mapping[str, Sequence[Sequence[Any]]]
-    glyphs: Mapping[str, Words]
-
-
-WORLD = read_data(__package__, "world.yaml", Vocabulary)
+#: The words, colours and marks; the comments of ``world.yaml`` say what each of them is for.
+WORLD = read_data(__package__, "world.yaml", dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -108,16 +88,16 @@ def scene(draw: Draw) -> Scene:
     figure = at_hand = held = None
     if draw.chance(0.6):
         kind = draw.one(("person", "person", "landmark", "light"))
-        names = {"person": WORLD.people, "landmark": WORLD.landmarks, "light": WORLD.lights}
+        names = WORLD[{"person": "people", "landmark": "landmarks", "light": "lights"}[kind]]
         # Space for the second cell below, and for a thing on the right.
         fitting = [(y, x) for y, x in free if (y + 1, x) in free and x + 1 < CELLS]
-        figure = Figure(kind, draw.one(list(names[kind])), draw.one(fitting))
+        figure = Figure(kind, draw.one(list(names)), draw.one(fitting))
         row, column = figure.cell
         at_hand = (row + 1, column + 1) if kind == "person" else None
         free = [cell for cell in free if cell not in (figure.cell, (row + 1, column), at_hand)]
     # Few colours and shapes in a picture, so that some are shared and some are not.
-    shapes = draw.some(WORLD.shapes, 3)
-    colors = draw.some(list(WORLD.colors), 4)
+    shapes = draw.some(WORLD["shapes"], 3)
+    colors = draw.some(list(WORLD["colors"]), 4)
     count = (1 if figure else 3) + draw.below(4)
     things = [
         Thing(draw.one(colors), draw.one(shapes), cell) for cell in draw.shuffled(free)[:count]
@@ -125,18 +105,18 @@ def scene(draw: Draw) -> Scene:
     if at_hand is not None and draw.chance(0.7):
         held = Thing(draw.one(colors), draw.one(shapes), at_hand)
         things.append(held)
-    place = draw.one(list(WORLD.places))
-    painter = draw.one(WORLD.painters) if draw.chance(0.35) else None
+    place = draw.one(list(WORLD["places"]))
+    painter = draw.one(WORLD["painters"]) if draw.chance(0.35) else None
     return Scene(place, painter, tuple(things), figure, held, text)
 
 
 def _text(draw: Draw) -> Text:
     kind = draw.one(("word", "title", "translation", "sum", "code"))
     if kind in ("word", "title"):
-        value = draw.one(WORLD.words if kind == "word" else WORLD.titles)
+        value = draw.one(WORLD["words"] if kind == "word" else WORLD["titles"])
         letters = value.upper()
     elif kind == "translation":
-        letters, value = draw.one(list(WORLD.foreign.items()))
+        letters, value = draw.one(list(WORLD["foreign"].items()))
     else:
         first, second = 1 + draw.below(4), 1 + draw.below(4)
         letters = f"{first}{'+' if kind == 'sum' else '*'}{second}"
@@ -198,7 +178,7 @@ def named_patches(scene: Scene, draw: Draw) -> dict[tuple[int, int], str]:
         name(thing.cell, (thing.color, thing.shape, thing.shape, _quarter(thing.cell)))
     figure, text = scene.figure, scene.text
     if figure is not None:
-        word = WORLD.lights[figure.name] if figure.kind == "light" else figure.name
+        word = WORLD["lights"][figure.name] if figure.kind == "light" else figure.name
         name(figure.cell, [word] * 4)
         name((figure.cell[0] + 1, figure.cell[1]), [word] * 4)
     if text is not None:
@@ -210,17 +190,17 @@ def named_patches(scene: Scene, draw: Draw) -> dict[tuple[int, int], str]:
 def _fact(kind: str, value: str, possible: Iterable[str], **words: str) -> PictureFact:
     """Return a fact; the ``words`` fill the wording."""
     wrong = tuple(other for other in possible if other != value)
-    return PictureFact(kind, WORLD.questions[kind].format(**words), value, wrong)
+    return PictureFact(kind, WORLD["questions"][kind].format(**words), value, wrong)
 
 
 _QUARTERS = ("northwest", "northeast", "southwest", "southeast")
 _RELATIONS = ("left", "right", "above", "below")
 _POSSIBLE: dict[str, Iterable[str]] = {
-    "person": WORLD.people,
-    "landmark": WORLD.landmarks,
-    "word": WORLD.words,
-    "title": WORLD.titles,
-    "translation": WORLD.foreign.values(),
+    "person": WORLD["people"],
+    "landmark": WORLD["landmarks"],
+    "word": WORLD["words"],
+    "title": WORLD["titles"],
+    "translation": WORLD["foreign"].values(),
     "sum": [str(value) for value in range(2, 9)],
     "code": ["1", "2", "3", "4", "6", "8", "9", "12", "16"],
 }
@@ -234,19 +214,19 @@ def facts(scene: Scene) -> Iterator[PictureFact]:
     phrases = Counter(thing.phrase for thing in things)
     absent = [
         f"{color} {shape}"
-        for color in WORLD.colors
-        for shape in WORLD.shapes
+        for color in WORLD["colors"]
+        for shape in WORLD["shapes"]
         if f"{color} {shape}" not in phrases and (color in colors or shape in shapes)
     ]
     for thing in things:
         yield _fact("existence", thing.phrase, absent)
         if colors[thing.color] == 1:
-            yield _fact("shape", thing.shape, WORLD.shapes, color=thing.color)
+            yield _fact("shape", thing.shape, WORLD["shapes"], color=thing.color)
         if shapes[thing.shape] == 1:
-            yield _fact("color", thing.color, WORLD.colors, shape=thing.shape)
+            yield _fact("color", thing.color, WORLD["colors"], shape=thing.shape)
             alike = [other for other in things if other.color == thing.color and other != thing]
             if len(alike) == 1 and shapes[alike[0].shape] == 1:
-                possible = [shape for shape in WORLD.shapes if shape != thing.shape]
+                possible = [shape for shape in WORLD["shapes"] if shape != thing.shape]
                 yield _fact("same", alike[0].shape, possible, shape=thing.shape)
         if phrases[thing.phrase] == 1:
             yield _fact("position", _quarter(thing.cell), _QUARTERS, thing=thing.phrase)
@@ -258,18 +238,18 @@ def facts(scene: Scene) -> Iterator[PictureFact]:
         yield _fact("count", str(count), map(str, range(1, 7)), shape=shape)
     ranked = [*shapes.most_common(2), ("", 0)]
     if ranked[0][1] > ranked[1][1] > 0:
-        yield _fact("most", ranked[0][0], WORLD.shapes)
-    yield _fact("place", scene.place, WORLD.places)
+        yield _fact("most", ranked[0][0], WORLD["shapes"])
+    yield _fact("place", scene.place, WORLD["places"])
     if scene.painter is not None:
-        yield _fact("painter", scene.painter, WORLD.painters)
+        yield _fact("painter", scene.painter, WORLD["painters"])
     figure, text = scene.figure, scene.text
     if figure is not None:
         if figure.kind == "light":
-            yield _fact("driver", WORLD.lights[figure.name], WORLD.lights.values())
+            yield _fact("driver", WORLD["lights"][figure.name], WORLD["lights"].values())
         else:
             yield _fact(figure.kind, figure.name, _POSSIBLE[figure.kind])
         if scene.held is not None:
-            yield _fact("held", scene.held.shape, WORLD.shapes)
+            yield _fact("held", scene.held.shape, WORLD["shapes"])
     if text is not None:
         yield _fact(text.kind, text.value, _POSSIBLE[text.kind])
 
