@@ -257,50 +257,17 @@ def test_every_shipped_model_composes(name: str) -> None:
     assert planned[0].cell.data == (homes[words[-1]] + world if words else "hub")
 
 
-@pytest.mark.slow
-def test_a_table_takes_a_model_of_ones_own(shell: Shell) -> None:
-    """It needs no file in conf/; what is missing names the command that computes it."""
-    mine = ("model=custom", "model.name=mine", "model.pretrained=tiny:olmoe", "ep_size=2")
-    mine = (*mine, "data.root=miniworld", "tasks=[obqa,piqa]", "limit=2")
-    zoo = shell.cwd / "reports/zoo"
-    status, out, _ = shell("table2", *mine, main=tables.main)
-    assert status == 0
-    assert not zoo.exists()
-    lines = [line for line in out.splitlines() if "capmoe-eval run " in line]
-    assert lines
-    assert all(line.count("tasks=") == line.count("model=") == 1 for line in lines)
-    command = lines[0].partition("capmoe-eval ")[2].strip("` \n").replace("'", "").split()
-    assert shell(*command)[0] == 0
-    status, out, _ = shell("experiment=table2", *mine)
-    assert status == 0
-    assert "finished before, 0 failed" in out
-    assert ", 0 finished" not in out
-    status, out, _ = shell("table2", *mine, main=tables.main)
-    assert status == 0
-    assert (shell.cwd / "reports/custom/table2.md").is_file()
-    assert "| mine |" in out
-    assert "zoo" not in out
-    both = ("experiment=table2", "grid.model=[tiny_olmoe]", *mine)
-    status, _, err = shell(*both)
-    assert status == 2
-    assert "model=custom: model is set by the experiment's grid" in err
-
-
 def test_a_table_is_not_replaced_by_an_empty_one(shell: Shell) -> None:
     words = ("table2", "grid.model=[tiny_olmoe]", "profile=tiny", "limit=2", "tasks=[obqa]")
     assert shell("experiment=table2", *words[1:])[0] == 0
     assert shell(*words, main=tables.main)[0] == 0
     before = {path: path.read_bytes() for path in (shell.cwd / "reports/tiny").iterdir()}
     (shell.cwd / "empty").mkdir()
-    for name, said in {
-        "/nonexistent": "results_dir=/nonexistent: no such directory",
-        "empty": "reports/tiny/table2.csv: has entries, and no record of table2 is finished",
-    }.items():
-        status, _, err = shell(*words, f"results_dir={name}", main=tables.main)
-        assert (status, err.count("\n")) == (2, 1)
-        assert said in err
-        assert shell("all", *words[1:], f"results_dir={name}", main=tables.main)[0] == 2
-        assert {path: path.read_bytes() for path in before} == before
+    status, _, err = shell(*words, "results_dir=empty", main=tables.main)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "reports/tiny/table2.csv: has entries, and no record of table2 is finished" in err
+    assert shell("all", *words[1:], "results_dir=empty", main=tables.main)[0] == 2
+    assert {path: path.read_bytes() for path in before} == before
     assert shell(*words, "results_dir=empty", "--out=new", main=tables.main)[0] == 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import ROOT, fill, pages, present, record_schema, signed, span, table, without_blocks
+from pages import ROOT, pages, present, record_schema, without_blocks
 from pages.blocks import BLOCKS
 from tests.satellites import NEEDS_METHODS
 
@@ -112,16 +112,3 @@ def test_a_measured_number_outside_of_a_block_is_seen() -> None:
     assert measured(block) == []
     lines = ("It gains +0.1 [−0.2, +0.3].", "23.5 ± 3.0 right", "drops 14 to 16 % of them", "5 ms")
     assert measured(block + "\n".join(lines)) == list(lines)
-
-
-def test_a_block_is_filled_in_and_the_rest_stays() -> None:
-    page = "a\n<!-- x: make pages -->\nold\n<!-- end of x -->\nb\n"
-    assert fill(page, {"x": "new\n"}) == page.replace("old", "new")
-    assert fill(fill(page, {"x": "new\n"}), {"x": "old\n"}) == page
-
-
-def test_numbers_have_true_minus_signs_and_no_negative_zero() -> None:
-    assert signed(-0.001, -1.234, 0.5) == "+0.00 [−1.23, +0.50]"
-    assert span([2.0, -1.0, 0.5], "{:.1f}") == "−1.0 to 2.0"
-    assert span([1.01, 1.02], "{:.1f}") == "1.0"
-    assert table(("a", "b"), [("1", "2")]) == "| a | b |\n|---|---|\n| 1 | 2 |\n"

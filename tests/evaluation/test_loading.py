@@ -7,7 +7,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation import lm_eval_command, run_command
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.provenance import (
@@ -25,7 +24,6 @@ from capmoe_eval.evaluation.provenance import (
 )
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
-from tests.conftest import Shell
 
 
 def load(
@@ -175,48 +173,26 @@ from transformers import {base} as {name}
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "main"), [("model", lm_eval_command.main), ("tokenizer", run_command.main)]
-)
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
 def test_code_of_a_checkpoint_never_runs(
-    part: str,
-    main: Callable[[Sequence[str]], None],
-    copied: Path,
-    tmp_path: Path,
-    shell: Shell,
-    monkeypatch: pytest.MonkeyPatch,
+    part: str, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers asks on standard input, and a piped yes is an answer."""
     marker = tmp_path / "ran"
     code = functools.partial(MARKER.format, marker=str(marker))
+    names: dict[str, str] = {}
     if part == "model":
-        names = {"AutoConfig": "own.MyConfig", "AutoModelForCausalLM": "own.MyModel"}
-        config(model_type="mine", auto_map=names)(copied)
+        classes = {"AutoConfig": "own.MyConfig", "AutoModelForCausalLM": "own.MyModel"}
+        config(model_type="mine", auto_map=classes)(copied)
         (copied / "own.py").write_text(code(base="MixtralConfig", name="MyConfig"))
-        place = f"pretrained={copied}"
     else:
+        names["tokenizer"] = str(tmp_path / "tokenizer")
         (tmp_path / "tokenizer").mkdir()
         settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["own.Mine", None]}}
         (tmp_path / "tokenizer/tokenizer_config.json").write_text(json.dumps(settings))
         (tmp_path / "tokenizer/own.py").write_text(code(base="PreTrainedTokenizer", name="Mine"))
-        place = f"tokenizer={tmp_path / 'tokenizer'}"
-    if main is lm_eval_command.main:
-        words = [
-            *("run", "--model", "capmoe", "--model_args", f"pretrained={copied},{place}"),
-            *("--tasks", "longicl_banking77_1shot", "--limit", "1", "--device", "cpu"),
-        ]
-    else:
-        words = [
-            *("model=custom", "model.name=mine", f"model.pretrained={copied}", f"model.{place}"),
-            *("tasks=obqa", "method=baseline", "data.root=miniworld", "limit=1"),
-            f"results_dir={tmp_path / 'r'}",
-        ]
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
-    status, out, err = shell(*words, main=main)
+    for loads in (load, functools.partial(CapmoeLM, device="cpu")):
+        with pytest.raises(UsageError, match=r"needs code of its own.*--trust_remote_code"):
+            loads(str(copied), **names)
     assert not marker.exists(), "code of the checkpoint ran"
-    assert "Do you wish to run" not in out + err
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert "needs code of its own" in line
-    assert "--trust_remote_code" in line
-    assert status == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.results import directories, read_results
+from capmoe_eval.experiment.results import read_results
 from capmoe_eval.results.frames import IDENTITY, load_frame
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_names
@@ -41,23 +41,6 @@ def test_own_results_are_read_with_the_shipped(both: tuple[Path, Path]) -> None:
     assert (
         sorted(load_frame(shipped, other)["results_dir"]) == [str(other)] * 2 + [str(shipped)] * 2
     )
-
-
-def test_where_none_lie_beside_the_records_of_an_installed_package_are_read(
-    both: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shipped, mine = both
-    package = tmp_path / "site" / "capmoe_records"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    monkeypatch.syspath_prepend(package.parent)
-    shutil.copytree(shipped, package / "zoo")
-    assert directories(mine) == (mine, shipped)
-    shutil.rmtree(shipped)
-    assert directories(mine) == (mine, package / "zoo")
-    assert sorted(load_frame(mine)["method"]) == ["baseline", "expert_drop", "random"]
-    assert directories(mine.with_name("local-tiny"))[1] == mine.with_name("tiny")
-    assert directories(mine.with_name("mine")) == (mine.with_name("mine"),)
 
 
 def values_of(identity: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from capmoe_eval.report.figures.write import images_of
 from pages import DOCS, ROOT, pages
 from pages.blocks import PICTURES
 
-MKDOCS = ROOT / ".venv-docs" / "bin" / "mkdocs"
+SITE = ROOT / "reports" / "docs"
 LINKING = [
     *pages(),
     ROOT / "examples/README.md",
@@ -45,35 +43,11 @@ def test_a_picture_is_that_of_the_records(path: Path) -> None:
     assert path.read_bytes() == image, "`make pages` draws it anew"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; a broken link or anchor, or a page that no menu has, ends the build."""
-    if not MKDOCS.exists():
-        pytest.skip("MkDocs is not installed: make docs")
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [str(MKDOCS), "build", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.slow
-def test_the_site_has_every_page_and_loads_nothing_from_a_network(site: Path) -> None:
-    written = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
-    docs = {
-        path.relative_to(ROOT / "docs").with_suffix("").as_posix()
-        for path in (ROOT / "docs").rglob("*.md")
-    }
-    assert docs <= written
+@pytest.mark.skipif(not SITE.exists(), reason="there is no site: make docs")
+def test_the_site_loads_nothing_from_a_network() -> None:
     loads = re.compile(
         r"""<(?:script|img|iframe)[^>]+src=["']?https?:|<link[^>]+stylesheet[^>]+https?:"""
     )
-    assert [
-        path.name for path in site.rglob("*.html") if loads.search(path.read_text("utf-8"))
-    ] == []
+    written = list(SITE.rglob("*.html"))
+    assert len(written) >= len(list(DOCS.rglob("*.md")))
+    assert [path.name for path in written if loads.search(path.read_text("utf-8"))] == []
