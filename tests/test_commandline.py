@@ -126,6 +126,12 @@ def test_what_needs_no_library_is_refused_before_any_is_imported(tmp_path: Path)
     assert "hydra" in modules, "the probe sees what is imported"
 
 
+def test_a_mistyped_key_is_named_before_hydra_is_imported(tmp_path: Path) -> None:
+    output, modules = imported("run gama=1", cwd=tmp_path)
+    assert "key=gama: did you mean 'gamma'" in output
+    assert not {"hydra", "omegaconf", "numpy"} & modules
+
+
 def test_nothing_left_to_compute_needs_no_library(shell: Shell) -> None:
     words = ("tasks=obqa", "limit=2", "gamma=1.0")
     assert "1 computed" in shell(*words)[1]

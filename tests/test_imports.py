@@ -42,15 +42,3 @@ def test_what_is_light_starts_without_the_heavy_libraries() -> None:
     imported = imported_after(LIGHT)
     heavy = {module: {*names} & imported[module] for module, names in LIGHT.items()}
     assert {module: names for module, names in heavy.items() if names} == {}
-
-
-def test_a_mistyped_key_is_named_before_hydra_is_imported() -> None:
-    code = (
-        "import sys; from capmoe_eval.__main__ import main\n"
-        "assert main(['run', 'gama=1']) == 2\n"
-        "print([name for name in ('hydra', 'omegaconf', 'numpy') if name in sys.modules])\n"
-    )
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "key=gama: did you mean 'gamma'" in done.stderr
-    assert done.stdout == "[]\n"

@@ -6,7 +6,6 @@ on the files of its results directory, or after some seconds; a second one runs 
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -26,6 +25,7 @@ from capmoe_eval.__main__ import main
 from capmoe_eval.experiment.application import INTERRUPTED, run_program
 from capmoe_eval.experiment.results import read_results
 from tests.nightly import nightly_but
+from tests.records import undated
 
 pytestmark = pytest.mark.slow
 
@@ -116,62 +116,37 @@ def strike_at(root: Path, strike: Callable[[], None], moment: float) -> None:
     sys.addaudithook(step)
 
 
-class Place(NamedTuple):
-    """The directory of a test: results, a cache of the user, and what sweeps print."""
+def start(
+    folder: Path, ranks: int, kind: str | None = None, moment: float = 0
+) -> list[BaseProcess]:
+    """Start a sweep, or its ranks, of which the last has the fault.
 
-    folder: Path
-    ranks: int = 1
-
-    @property
-    def root(self) -> Path:
-        """The results directory."""
-        return self.folder / "results"
-
-    @property
-    def log(self) -> Path:
-        """What undisturbed sweeps print."""
-        return self.folder / "log"
-
-    @property
-    def victims_log(self) -> Path:
-        """What sweeps with a fault print."""
-        return self.folder / "log-of-victims"
-
-    def start(self, kind: str | None, moment: float) -> list[BaseProcess]:
-        """Start a sweep, or its ranks, of which the last has the fault."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        processes = []
-        log = self.log if kind is None else self.victims_log
-        for rank in range(self.ranks):
-            environment = {"XDG_CACHE_HOME": str(self.folder / "cache"), "OMP_NUM_THREADS": "1"}
-            if self.ranks > 1:
-                numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.ranks}
-                environment |= address | {name: str(value) for name, value in numbers.items()}
-            fault = kind if rank == self.ranks - 1 else None
-            words = (self.root, log, environment, fault, moment)
-            processes.append(FORKS.Process(target=sweep, args=words))
-            processes[-1].start()
-        return processes
-
-    def content(self) -> dict[str, Any]:
-        """Return the records by their paths, and the other files."""
-        broken: list[str] = []
-        results = read_results(self.root, broken)
-        assert broken == []
-        records = {str(r.path.relative_to(self.root)): content(r.content) for r in results}
-        names = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
-        return {"records": records, "names": names}
+    The folder has results, a cache of the user, and what sweeps print, with a fault apart.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    processes = []
+    log = folder / ("log" if kind is None else "log-of-victims")
+    for rank in range(ranks):
+        environment = {"XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+        if ranks > 1:
+            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+            environment |= address | {name: str(value) for name, value in numbers.items()}
+        fault = kind if rank == ranks - 1 else None
+        words = (folder / "results", log, environment, fault, moment)
+        processes.append(FORKS.Process(target=sweep, args=words))
+        processes[-1].start()
+    return processes
 
 
-def content(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a record says, but for when it was computed and how fast."""
-    plain: dict[str, Any] = json.loads(json.dumps(record))
-    del plain["capmoe"]["checksum"]
-    for name in ("date", "seconds"):
-        del plain["capmoe"]["provenance"][name]
-    return plain
+def left(folder: Path) -> tuple[dict[str, Any], set[str]]:
+    """Return the records by their paths, and the names of all files."""
+    root, broken = folder / "results", list[str]()
+    results = read_results(root, broken)
+    assert broken == []
+    records = {str(r.path.relative_to(root)): undated(r.content) for r in results}
+    return records, {str(path.relative_to(root)) for path in root.rglob("*")}
 
 
 def ended(processes: list[BaseProcess]) -> list[int]:
@@ -185,36 +160,32 @@ def ended(processes: list[BaseProcess]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """What a run of one process leaves, and one of two ranks."""
     contents = {}
     for ranks in (1, 2):
-        place = Place(tmp_path_factory.mktemp(f"undisturbed{ranks}"), ranks)
-        assert ended(place.start(None, 0)) == [0] * ranks, place.log.read_text()
-        contents[ranks] = place.content()
-        assert len(contents[ranks]["records"]) == CELLS
+        folder = tmp_path_factory.mktemp(f"undisturbed{ranks}")
+        assert ended(start(folder, ranks)) == [0] * ranks, (folder / "log").read_text()
+        contents[ranks] = left(folder)
+        assert len(contents[ranks][0]) == CELLS
     return contents
 
 
 @pytest.mark.parametrize("kind", nightly_but(("SIGKILL", "a full disk"), FAULTS))
-def test_nothing_is_lost_or_wrong(
-    kind: str, undisturbed: dict[int, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_nothing_is_lost_or_wrong(kind: str, undisturbed: dict[int, Any], tmp_path: Path) -> None:
     fault, draws = FAULTS[kind], random.Random(kind)
-    place = Place(tmp_path / "place", fault.ranks)
-    place.folder.mkdir()
     for _ in range(4):
         by_steps = draws.random() < 0.7
         moment = 1 + draws.expovariate(1 / STEPS) if by_steps else -draws.uniform(0, SECONDS)
-        victim = place.start(kind, moment)
-        beside = [] if fault.ranks > 1 else place.start(None, 0)
+        victim = start(tmp_path, fault.ranks, kind, moment)
+        beside = [] if fault.ranks > 1 else start(tmp_path, 1)
         status = ended(victim)[-1]
-        assert status in (0, *fault.statuses), place.victims_log.read_text()
-        if status > 0:
-            assert fault.line in place.victims_log.read_text()
+        printed = (tmp_path / "log-of-victims").read_text()
+        assert status in (0, *fault.statuses), printed
+        assert status <= 0 or fault.line in printed
         # Some sweeps are alone with what the victim left, others are killed with it.
         if beside and draws.random() < 0.5:
             beside[0].kill()
         assert not beside or ended(beside)[0] in (0, -9)
-    assert ended(place.start(None, 0)) == [0] * fault.ranks
-    assert place.content() == undisturbed[fault.ranks]
+    assert ended(start(tmp_path, fault.ranks)) == [0] * fault.ranks
+    assert left(tmp_path) == undisturbed[fault.ranks]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -54,33 +54,29 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "POLL", 0.0)
 
 
-class Other:
-    """Another process, in this one."""
+def take(plan: CellPlan) -> Callable[[str | None], None]:
+    """Reserve a cell as another process; return what writes its record, if any, and frees it."""
+    reservation, held = reserve(plan.path), ExitStack()
+    assert reservation is not None
+    held.enter_context(reservation)
 
-    def __init__(self) -> None:
-        self._held: dict[Path, ExitStack] = {}
-
-    def take(self, plan: CellPlan) -> None:
-        one = reserve(plan.path)
-        assert one is not None
-        self._held[plan.path] = ExitStack()
-        self._held[plan.path].enter_context(one)
-
-    def end(self, plan: CellPlan, text: str | None = "theirs") -> None:
+    def end(text: str | None) -> None:
         if text is not None:
             write_text(plan.path, text)
-        self._held.pop(plan.path).close()
+        held.close()
+
+    return end
 
 
 def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
-    plans, other, waited = grid(tmp_path, "a"), Other(), []
+    plans, waited = grid(tmp_path, "a"), []
+    end = take(plans[1])
 
     def waiting(cells: Counter[str]) -> None:
         waited.append(dict(cells))
         if len(waited) == 3:
-            other.end(plans[1])
+            end("theirs")
 
-    other.take(plans[1])
     holder = holder_of(plans[1].path)
     assert [(name(plan), finished) for plan, finished in take_turns(plans, waiting)] == [
         *(("a0", False), ("a2", False), ("a1", True)),
@@ -91,9 +87,9 @@ def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [None, "theirs"])
 def test_what_another_failed_to_compute_is_computed(tmp_path: Path, text: str | None) -> None:
-    plans, other = grid(tmp_path, "a"), Other()
-    other.take(plans[0])
-    computed = drain(take_turns(plans, lambda _: other.end(plans[0], text)))
+    plans = grid(tmp_path, "a")
+    end = take(plans[0])
+    computed = drain(take_turns(plans, lambda _: end(text)))
     assert computed == ["a1", "a2", "(a0)" if text else "a0"]
 
 
@@ -112,24 +108,24 @@ def test_a_record_that_appeared_before_the_reservation_is_not_computed(
 
 
 def test_processes_spread_over_the_models(tmp_path: Path) -> None:
-    plans, first, second = grid(tmp_path, "abc"), Other(), Other()
-    first.take(plans[0])
+    plans = grid(tmp_path, "abc")
+    ends = [take(plans[0])]
     with closing(take_turns(plans)) as turns:
         assert name(next(turns)[0]) == "b0"
-        second.take(plans[2])
+        ends.append(take(plans[2]))
         assert name(next(turns)[0]) == "b1", "a loaded model stays"
     with closing(take_turns(plans)) as turns:
         assert name(next(turns)[0]) == "b0", "fewest of b are being computed: none"
-    for at, other in ((0, first), (2, second)):
-        other.end(plans[at], None)
+    for end in ends:
+        end(None)
 
 
 def test_overwriting_computes_each_once(tmp_path: Path) -> None:
-    plans, other = grid(tmp_path, "a", overwrite=True), Other()
+    plans = grid(tmp_path, "a", overwrite=True)
     for plan in plans:
         write_text(plan.path, "old")
-    other.take(plans[1])
-    computed = drain(take_turns(plans, lambda _: other.end(plans[1])))
+    end = take(plans[1])
+    computed = drain(take_turns(plans, lambda _: end("theirs")))
     assert computed == ["a0", "a2", "(a1)"], "the other's is as new as ours would be"
     assert [plan.path.read_text() for plan in plans] == ["ours", "theirs", "ours"]
     assert drain(take_turns(plans)) == ["a0", "a1", "a2"], "a later command computes all again"

@@ -17,8 +17,8 @@ import pytest
 from capmoe_eval.experiment.reservations import holder_of, reserved
 from tests.evaluation import slurm
 from tests.evaluation.slurm import Slurm, wait
-from tests.evaluation.test_killed_sweeps import content
 from tests.evaluation.test_parallel import records, run_here, without_origin
+from tests.records import undated
 
 pytestmark = [
     pytest.mark.skipif(bool(slurm.absent()), reason=slurm.absent()),
@@ -48,7 +48,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def contents(jobs: dict[str, Any]) -> dict[str, Any]:
-    return {path: content(record) for path, record in jobs.items()}
+    return {path: undated(record) for path, record in jobs.items()}
 
 
 @dataclass(frozen=True)
