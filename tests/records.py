@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from capmoe_eval.evaluation.multimodal.scores import CAPABILITIES, DIMENSIONS
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import CellPlan, plans
@@ -112,8 +113,8 @@ SERVER = {
     "preemptions": 0,
     "rows": [[64, 0, 2], [10, 2, 1]],
 }
+CALIBRATION = {"file": "m/calibration/one.json", "checksum": "0" * 64}
 _NO_MORE = (None, "factor_curves")  # kinds of which a record says nothing, or more than a file
-CALIBRATED = {"file": "m/calibration/one.json", "checksum": "0" * 64}
 
 
 def record(
@@ -200,7 +201,7 @@ def record(
             "data_fingerprint": None,
             **(provenance or {}),
         },
-        **({"calibration": CALIBRATED} if of.method.calibration not in _NO_MORE else {}),
+        **({"calibration": CALIBRATION} if of.method.calibration not in _NO_MORE else {}),
         **({"server": SERVER} if of.backend == "vllm" else {}),
         **parts,
     }
@@ -264,21 +265,8 @@ def forge(found: Record, path: Path | None = None) -> Path:
 
 IMAGE_METRICS = {
     "mme": {"perception": 1500.0, "cognition": 280.0},
-    "mmbench": dict.fromkeys(("CP", "FP-S", "FP-C", "AR", "RR", "LR"), 0.6),
-    "seedbench": dict.fromkeys(
-        (
-            "scene_understanding",
-            "instance_identity",
-            "instance_attributes",
-            "instance_location",
-            "instances_counting",
-            "spatial_relation",
-            "instance_interaction",
-            "visual_reasoning",
-            "text_understanding",
-        ),
-        0.7,
-    ),
+    "mmbench": dict.fromkeys(CAPABILITIES.values(), 0.6),
+    "seedbench": dict.fromkeys(DIMENSIONS.values(), 0.7),
 }
 """The metrics of the tasks with images that tables and figures show."""
 
@@ -327,7 +315,7 @@ def write_all(found: Sequence[CellPlan], correct: Callable[[Cell], Sequence[int]
 def calibrated(gammas: Sequence[float]) -> dict[str, Any]:
     """What a record of gamma=adaptive says of its calibration."""
     chosen = {"drop_rate": 0.1, "dropped_scores": 0.05, "straggler": 2.0}
-    return {"file": "calibration/one.json", "checksum": "0" * 64, "gammas": gammas, **chosen}
+    return {**CALIBRATION, "gammas": gammas, **chosen}
 
 
 def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Record:
@@ -371,14 +359,10 @@ HOSTILE = "<img src=x onerror=alert(1)>&amp;"
 
 
 def odd_cell(model: str = HOSTILE, task: str = "piqa", **method: Any) -> Cell:
-    """A cell of a model that is none of the configuration."""
-    return Cell(
-        ModelId(model, "org/odd", dtype="float32"),
-        create_method(**{"name": "score", "gamma": 1.0, **method}),
-        TaskId(task, task, "org/data", "acc", 0),
-        batch_size=16,
-        data="elsewhere",
-    )
+    """A cell of a model and of data that are none of the configuration."""
+    made = create_method(**{"name": "score", "gamma": 1.0, **method})
+    of = cell(made, model, task, data="elsewhere")
+    return dataclasses.replace(of, model=dataclasses.replace(of.model, pretrained="org/odd"))
 
 
 def answered(answers: TaskAnswers) -> RunScores:

@@ -249,20 +249,6 @@ def test_every_shipped_experiment_runs(
     assert " 0 computed" not in f" {out}"
 
 
-@pytest.mark.parametrize("name", [name for name in options("model") if name != "custom"])
-def test_every_shipped_model_composes(name: str) -> None:
-    """The paper's checkpoints cannot be loaded here; their cells can be planned."""
-    config = composed([f"model={name}", "gamma=2.0"])
-    planned = plans(config)
-    assert len(planned) == 9
-    assert {plan.cell.model.name for plan in planned} == {name}
-    homes = {"tiny": "miniworld", "zoo": "miniworld", "llava": "pictures"}
-    homes |= {"icl": "banking77", "banking77": "banking77"}
-    words = [word for word in name.split("_") if word in homes]
-    world = "_w8" if "_w8" in name else ""
-    assert planned[0].cell.data == (homes[words[-1]] + world if words else "hub")
-
-
 def test_a_table_is_not_replaced_by_an_empty_one(shell: Shell) -> None:
     words = ("table2", "grid.model=[tiny_olmoe]", "profile=tiny", "limit=2", "tasks=[obqa]")
     assert shell("experiment=table2", *words[1:])[0] == 0

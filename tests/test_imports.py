@@ -5,9 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from importlib.util import find_spec
 
 HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
+# The modules of packages that commands import before they know what is asked.
+OF_PACKAGES = {
+    "capmoe_bench": ("commands", "benchmarks"),
+    "capmoe_benchmarks": ("options",),
+    "capmoe_methods": (
+        *("adaptive_gamma", "eplb_placement", "laser", "macs", "oea", "sere", "xshare"),
+    ),
+    "capmoe_report": ("commands", "claims", "replicate", "report"),
+    "capmoe_serve": (
+        *("commands", "bench", "backend", "recording", "loads", "advise"),
+        *("readers.formats", "server.plugin"),
+    ),
+    "capmoe_zoo": ("commands", "worlds"),
+}
 # One process imports them in this order: what may import less comes first.
 LIGHT = {
     "capmoe_eval": (*HEAVY, "numpy", "hydra", "omegaconf", "pydantic"),
@@ -22,23 +36,24 @@ LIGHT = {
     "capmoe_eval.report.figures.command": HEAVY,
     "capmoe_eval.experiment.record": HEAVY,
     "hydra_plugins.capmoe_sweeper": HEAVY,
+    **{
+        f"{package}.{module}": (*HEAVY, "vllm")
+        for package, modules in OF_PACKAGES.items()
+        if find_spec(package)
+        for module in modules
+    },
 }
 
 
-def imported_after(modules: Iterable[str]) -> dict[str, set[str]]:
-    """Return all that one process has imported after each of these modules."""
+def test_what_is_light_starts_without_the_heavy_libraries() -> None:
     code = (
         "import importlib, json, sys\n"
         "for module in sys.argv[1:]:\n"
         "    importlib.import_module(module)\n"
         "    print(json.dumps([module, list(sys.modules)]))\n"
     )
-    words = [sys.executable, "-c", code, *modules]
+    words = [sys.executable, "-c", code, *LIGHT]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return {module: {*names} for module, names in map(json.loads, done.stdout.splitlines())}
-
-
-def test_what_is_light_starts_without_the_heavy_libraries() -> None:
-    imported = imported_after(LIGHT)
+    imported = {module: {*names} for module, names in map(json.loads, done.stdout.splitlines())}
     heavy = {module: {*names} & imported[module] for module, names in LIGHT.items()}
     assert {module: names for module, names in heavy.items() if names} == {}

@@ -15,15 +15,6 @@ from capmoe_eval.evaluation import run_command as evaluation
 from pages import ROOT, pages
 
 
-def test_the_help_has_each_subcommand_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--help"])
-    lines = capsys.readouterr().out.splitlines()
-    for title in {title for title, _, _ in subcommands().values()}:
-        group = [name for name, (of, *_) in subcommands().items() if of == title]
-        first = lines.index(title) + 1
-        assert [line.split()[0] for line in lines[first : first + len(group)]] == group
-
-
 @pytest.mark.parametrize("name", subcommands())
 def test_each_subcommand_has_a_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:

@@ -1,4 +1,4 @@
-"""The packages beside the suite, as it sees them: their entry points, and what these import."""
+"""The packages beside the suite, as it sees them: their entry points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from capmoe_eval.beside import BESIDE
 from capmoe_eval.routing.knobs import declared_knobs
 from tests.project import ROOT, read_toml
-from tests.test_imports import HEAVY, imported_after
 
 PROJECTS = {
     project["name"]: project.get("entry-points", {})
@@ -28,26 +27,6 @@ NAMED = {
     "capmoe_eval.commands": "{}",
 }
 """How the suite names what an entry point of a group brings."""
-LIGHT = {
-    "capmoe-bench": ("commands", "benchmarks"),
-    "capmoe-benchmarks": ("options",),
-    "capmoe-methods": (
-        "adaptive_gamma",
-        "eplb_placement",
-        "laser",
-        "macs",
-        "oea",
-        "sere",
-        "xshare",
-    ),
-    "capmoe-report": ("commands", "claims", "replicate", "report"),
-    "capmoe-serve": (
-        *("commands", "bench", "backend", "recording", "loads", "advise"),
-        *("readers.formats", "server.plugin"),
-    ),
-    "capmoe-zoo": ("commands", "worlds"),
-}
-"""The modules that commands import before they know what is asked."""
 
 
 def brought(groups: dict[str, dict[str, str]]) -> Iterator[str]:
@@ -61,7 +40,7 @@ def brought(groups: dict[str, dict[str, str]]) -> Iterator[str]:
 
 
 def test_the_suite_names_every_package_and_no_other() -> None:
-    assert PROJECTS.keys() == BESIDE.keys() == LIGHT.keys()
+    assert PROJECTS.keys() == BESIDE.keys()
 
 
 # A module of figures names them when it is imported: its package tests it.
@@ -81,9 +60,3 @@ def test_every_entry_point_is_there(name: str) -> None:
             loaded: Any = resolve_name(place)
             if group == "capmoe_eval.commands":
                 assert callable(resolve_name(loaded[-1]))
-
-
-@pytest.mark.parametrize("name", INSTALLED)
-def test_a_package_starts_without_the_heavy_libraries(name: str) -> None:
-    modules = [f"{name.replace('-', '_')}.{module}" for module in LIGHT[name]]
-    assert not {*HEAVY, "vllm"} & imported_after(modules)[modules[-1]]

@@ -38,6 +38,11 @@ def again(cell: Cell, directory: Path | None = None) -> Cell:
         ["model=zoo_olmoe", "tasks=obqa", "tasks.obqa.fewshot=3", "batch_size=1"],
         ["model=zoo_olmoe", "tasks=obqa", "data.root=miniworld", "model.max_length=64"],
         ["model=zoo_llava_olmoe", "tasks=easy_vqa", "modality=text_first"],
+        ["tasks=mts_dialog"],
+        [
+            *("tasks=mts_dialog", "tasks.mts_dialog.metric=bertscore_f1"),
+            *("tasks.mts_dialog.encoder=roberta-large", "tasks.mts_dialog.layer=17"),
+        ],
         ["model=zoo_llava_olmoe", "tasks=easy_vqa", "tasks.easy_vqa.data_root=null"],
         ["model=zoo_llava_olmoe", "tasks=mme", "tasks.mme.dataset=lmms-lab-encoder/MME"],
         ["model=zoo_olmoe", "tasks=rte", "data.root=null", "model.revision='1e5'"],

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from capmoe_eval.experiment.composition import composed, load_option, load_options, options
-from capmoe_eval.experiment.configuration import expand_parts, share
+from capmoe_eval.experiment.composition import composed, load_option, options
+from capmoe_eval.experiment.configuration import expand_parts, plans, share
 from tests.records import planned
 
 
@@ -46,13 +46,16 @@ def test_lm_evals_names_of_tasks_will_do(key: str) -> None:
     assert plan.cell == planned(f"tasks={key}")[0].cell
 
 
-def test_a_model_has_all_fields_as_hydra_composes_them() -> None:
-    """Those of its family, too, which is itself no model."""
-    load_options("model", options("model"))
-    for name in options("model"):
-        assert list(load_option("model", name)) == list(load_option("model", "custom"))
-    for name in ("zoo_olmoe_s1", "mixtral_8x7b_instruct"):
-        assert load_option("model", name) == composed([f"model={name}"]).model
+@pytest.mark.parametrize("name", [name for name in options("model") if name != "custom"])
+def test_every_shipped_model_has_all_fields_and_can_be_planned(name: str) -> None:
+    """Also the paper's checkpoints, which cannot be loaded here."""
+    config = composed([f"model={name}", "gamma=2.0"])
+    assert load_option("model", name) == config.model
+    assert list(config.model) == list(load_option("model", "custom"))
+    cells = [plan.cell for plan in plans(config)]
+    assert [cell.model.name for cell in cells] == [name] * 9
+    is_made_here = name.startswith(("zoo", "tiny", "banking77"))
+    assert (cells[0].data != "hub") == is_made_here
 
 
 def test_a_part_may_take_some_of_the_tasks() -> None:

@@ -16,12 +16,9 @@ from capmoe_eval.evaluation.generation.mts_dialog import (
     MtsDialog,
 )
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.cell import Cell, TaskId
-from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.zoo.hub import ready
 from tests.evaluation.answering import Answering
-from tests.records import planned
 
 NAME = "capmoe_mts_dialog"
 
@@ -48,25 +45,6 @@ def test_the_real_set_is_asked_for_the_note_of_a_dialogue(real_hub: Path) -> Non
     assert prompt == f"{first['dialogue']}\nNote:"
     assert (arguments["until"], arguments["max_gen_toks"]) == (["\n\n"], 256)
     assert task.doc_to_target(first) == first["section_text"]
-
-
-def of(**fields: Any) -> TaskId:
-    return TaskId("mts_dialog", NAME, "har1/MTS", **{"metric": "rougeL", **fields})
-
-
-def test_an_encoder_is_part_of_the_identity_and_its_absence_is_not() -> None:
-    plain, named = of().identity(), of(encoder="roberta-large", layer=17).identity()
-    bertscore = {"encoder": "roberta-large", "layer": 17, "rescale": False}
-    assert named == plain | bertscore
-    assert not bertscore.keys() & plain.keys()
-    words = ["tasks.mts_dialog.metric=bertscore_f1", "tasks.mts_dialog.encoder=roberta-large"]
-    words += ["tasks.mts_dialog.layer=17"]
-    (plan,) = planned("tasks=mts_dialog", "method=baseline", *words)
-    assert Cell.from_identity(plan.cell.identity()) == plan.cell
-    assert set(words) <= set(str(cell_command(plan.cell, "results/zoo")).split())
-    (other,) = planned("tasks=mts_dialog", "method=baseline")
-    assert (other.cell.task.lm_eval, other.cell.task.metric) == (NAME, "rougeL")
-    assert "encoder" not in str(cell_command(other.cell, "results/zoo"))
 
 
 WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "is", "of", "size", "old", ".", ","]
