@@ -226,6 +226,10 @@ METHODS: dict[str, str] = {
 """Those of packages/capmoe-methods."""
 
 REPORTS: Mapping[str, Mapping[str, str]] = {
+    "pack": {
+        "results_dir=nowhere": "results_dir=nowhere: no results directory with records; name one",
+        "zoo": "zoo: no results directory with records; name one with results_dir=DIR",
+    },
     "table": {
         "nosuch": "table=nosuch",
         "tabel2": "did you mean 'table2'",

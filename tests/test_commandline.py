@@ -156,19 +156,6 @@ def test_the_tasks_that_run_programs_are_those_of_the_sandbox() -> None:
     assert isinstance(task, ProgramTask)
 
 
-@pytest.mark.nightly
-def test_a_limit_of_subtasks_says_how_many_documents_it_is(shell: Shell) -> None:
-    """The first thing that costs time after a limit of 1 is mmlu."""
-    status, out, err = shell("model=tiny_olmoe", "tasks=mmlu", "limit=1", "method=baseline")
-    said = "limit=1: of each of the 57 subtasks of mmlu, which are 57 documents"
-    assert status == 0
-    assert err.count(said) == 1
-    _, _, err = shell("model=tiny_olmoe", "tasks=obqa", "limit=1", "method=baseline")
-    assert "subtasks" not in err
-    _, out, _ = shell("run", "--help")
-    assert "of mmlu, which has 57, limit=4 takes 228" in out
-
-
 @pytest.mark.slow
 def test_a_broken_invariant_is_said_to_need_mending(
     shell: Shell, monkeypatch: pytest.MonkeyPatch

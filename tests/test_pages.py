@@ -102,11 +102,6 @@ def test_measured_numbers_stand_in_blocks(path: Path) -> None:
     assert measured(path.read_text(encoding="utf-8")) == []
 
 
-def test_what_is_stated_is_on_a_page() -> None:
-    text = "\n".join(path.read_text(encoding="utf-8") for path in pages())
-    assert [words for words in STATED if words not in text] == []
-
-
 def test_a_measured_number_outside_of_a_block_is_seen() -> None:
     block = "<!-- caption: make pages -->\nIt gains +0.1 [−0.2, +0.3].\n<!-- end of caption -->\n"
     assert measured(block) == []

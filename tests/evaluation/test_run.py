@@ -161,14 +161,6 @@ def test_a_damaged_record_is_named_before_anything_is_computed(
     assert path.stat().st_size > 0
 
 
-def test_results_of_other_documents_are_not_mixed_in(tmp_path: Path) -> None:
-    plans = grid(tmp_path)
-    records.record(plans[0].cell, tmp_path, provenance={"data_fingerprint": "0"}).write()
-    with pytest.raises(UsageError, match="computed from other documents"):
-        run(plans)
-    assert not plans[1].path.exists()
-
-
 def test_samples_are_kept_beside_the_record(tmp_path: Path) -> None:
     words = ("model=tiny_olmoe", "tasks=obqa", "limit=2", "log_samples=true")
     (plan,) = records.planned(*words, f"results_dir={tmp_path}")

@@ -120,21 +120,6 @@ def test_what_nobody_expected_is_one_line_and_a_file(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_of_submitit_goes_to_submitit() -> None:
-    """It says to the launcher that the job has ended, and how."""
-
-    class UncompletedJobError(RuntimeError):
-        pass
-
-    UncompletedJobError.__module__ = "submitit.core.utils"
-
-    def ended() -> int:
-        raise UncompletedJobError("timed-out too many times")
-
-    with pytest.raises(UncompletedJobError):
-        run_command(ended)
-
-
 # The words of a command, and the module that it imports inside the boundary.
 PROGRAMS = {
     "": "evaluation.run_command",

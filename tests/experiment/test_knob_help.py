@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
-from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run_command import usage
-from capmoe_eval.experiment.composition import composed, options
+from capmoe_eval.experiment.composition import options
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.settings import keys
 from capmoe_eval.routing.registry import (
@@ -28,8 +25,3 @@ def test_the_help_names_every_key_and_every_option() -> None:
     for group in ("model", "tasks", "experiment", "profile", "variant"):
         assert group in first
         assert set(options(group)) <= words
-
-
-def test_without_the_method_its_knob_is_no_key() -> None:
-    with pytest.raises(UsageError, match="key=halves: choose one of"):
-        composed(["halves=3"])

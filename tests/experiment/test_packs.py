@@ -26,6 +26,7 @@ from capmoe_eval.results.frames import write_parquet
 from capmoe_eval.results.packing import main, pack, pack_idle, unpack, write_lm_eval
 from capmoe_eval.routing.registry import create_method
 from tests import records as made
+from tests.conftest import Shell
 from tests.records import layer, record_of
 
 METHODS = [create_method("score", gamma, ep_size=2) for gamma in (0.5, 1.0, 1.5)]
@@ -207,30 +208,19 @@ def test_a_parquet_file_has_the_frame(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "line"),
+    ("words", "line"),
     [
-        ([], 0, "2 files packed; 6 records in ."),
-        (["--unpack"], 0, "0 files unpacked; 6 records in ."),
-        (["--parquet", "frame.parquet"], 0, "written: frame.parquet"),
-        (["results_dir=other"], 2, "results_dir=other: no results directory with records; name"),
-        (["zoo"], 2, "zoo: no results directory with records; name one with results_dir=DIR"),
-        (["--parquet", "."], 2, "parquet=.: cannot be written"),
+        ([], "2 files packed; 6 records in ."),
+        (["--unpack"], "0 files unpacked; 6 records in ."),
+        (["--parquet", "frame.parquet"], "written: frame.parquet"),
     ],
 )
-def test_the_command_packs(
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    status: int,
-    line: str,
-) -> None:
-    monkeypatch.chdir(root)
-    place = [] if words in (["zoo"], ["results_dir=other"]) else ["results_dir=."]
-    with pytest.raises(SystemExit) as ended:
-        main([*words, *place])
-    assert ended.value.code == status
-    assert line in "".join(capsys.readouterr())
+def test_the_command_packs(root: Path, shell: Shell, words: list[str], line: str) -> None:
+    assert shell.cwd == root
+    status, out, _ = shell(*words, "results_dir=.", main=main)
+    assert (status, line in out) == (0, True)
+    status, _, err = shell("--parquet", ".", "results_dir=.", main=main)
+    assert (status, "parquet=.: cannot be written" in err) == (2, True)
 
 
 def test_exported_files_are_lm_evals_with_the_settings_of_the_cell(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ would prove nothing.
 from __future__ import annotations
 
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -15,16 +14,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation import programs
 from capmoe_eval.evaluation.generation.programs import judge
-from capmoe_eval.zoo.sets import documents
 
-HUMANEVAL = "openai/openai_humaneval"
 SLEEP = "import time\ntime.sleep(600)\n"
 
 
@@ -90,29 +86,6 @@ def test_verdicts(limits: dict[str, int]) -> None:
 def test_the_clock_ends_what_waits(limits: dict[str, int]) -> None:
     limits["wall_seconds"] = 1
     assert judge(f"import os\nos.fork()\n{SLEEP}") == "out of time"
-
-
-@pytest.mark.slow
-def test_the_mini_worlds_solutions_pass_and_others_fare_as_in_this_interpreter() -> None:
-    (splits,) = documents("miniworld")[HUMANEVAL].values()
-    rows = splits["test"][::16]
-    solutions = [row["canonical_solution"] for row in rows]
-    shuffled = random.Random(0).sample(solutions, len(solutions))
-    verdicts = []
-    for completions in (solutions, shuffled):
-        for row, completion in zip(rows, completions, strict=True):
-            test = f"{row['test']}\ncheck({row['entry_point']})"
-            program = f"{row['prompt']}{completion}\n{test}"
-            names: dict[str, Any] = {}
-            try:
-                exec(program, names)
-                expected = "passed"
-            except Exception:
-                expected = "failed"
-            verdicts.append(judge(program))
-            assert verdicts[-1] == expected
-    assert verdicts[: len(rows)] == ["passed"] * len(rows)
-    assert "failed" in verdicts
 
 
 def succeeds_outside(attempt: str) -> bool:
