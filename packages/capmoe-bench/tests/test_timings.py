@@ -11,13 +11,14 @@ import pytest
 import timing_files as files
 from capmoe_eval.errors import UsageError
 
-from capmoe_bench.timings import EVALUATIONS, read_bench
+from capmoe_bench.timings import read_bench
 
 
 def test_the_committed_measurements_are_whole() -> None:
     bench = read_bench(files.BENCH)
     assert bench.broken == ()
-    assert (*bench.evaluations,) == EVALUATIONS
+    names = {path.stem for path in files.BENCH.glob("*.json") if not path.name.startswith("ep-")}
+    assert bench.evaluations.keys() == names >= {"decision", "forward", "gpu"}
 
 
 def test_errors_of_a_validation(tmp_path: Path) -> None:
