@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from capmoe_bench.benchmarks import check_names
 from capmoe_bench.rounds import CPU, alternate, finish, ratio, say
@@ -22,7 +23,8 @@ from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.zoo.hub import ready
 
-from capmoe_benchmarks.options import GAMMAS
+GAMMAS: Final = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
+"""Capacity factors of the grid."""
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -58,15 +60,11 @@ def run(arguments: argparse.Namespace) -> None:
             words = [word for key, value in fields.items() for word in (f"--{key}", str(value))]
             return seconds_of("lm_eval", ["-m", "lm_eval", *words])
 
-        def plain_grid() -> float:
-            """Run plain lm-eval for every cell; or once for each task, counted for its cells."""
-            times = len(GAMMAS) if arguments.every_cell else 1
-            return len(GAMMAS) / times * sum(plain(name) for name in names for _ in range(times))
-
         seconds = alternate(
             {
                 "grid, ours": lambda: ours("-m", f"gamma={','.join(map(str, GAMMAS))}", tasks),
-                "grid, plain": plain_grid,
+                # The cells of a task do the same without a capacity: one counts for all.
+                "grid, plain": lambda: len(GAMMAS) * sum(map(plain, names)),
                 "cell, ours": lambda: ours("gamma=1.0", f"tasks={arguments.tasks[0]}"),
                 "cell, plain": lambda: plain(names[0]),
             },
@@ -91,8 +89,8 @@ def run(arguments: argparse.Namespace) -> None:
             at_least=1.2,
         ),
     ]
-    more = {"gammas": GAMMAS, "every_plain_cell_ran": arguments.every_cell, "seconds": seconds}
-    finish(arguments, CPU, targets, ("model", "tasks", "limit"), **more)
+    asked = ("model", "tasks", "limit")
+    finish(arguments, CPU, targets, asked, gammas=GAMMAS, seconds=seconds)
 
 
 def seconds_of(name: str, words: Sequence[str]) -> float:
