@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.experiment.names import method_title
@@ -153,13 +153,15 @@ def comparators_decode(rows: pd.DataFrame) -> Figure:
 
 def _by_method(rows: pd.DataFrame) -> Figure:
     """Draw a row of panels for each method, a panel for each load."""
-    markers = {model: d.MARKERS[n % len(d.MARKERS)] for model, n in d.places(rows["model"]).items()}
-    drops, others, panels = rows[rows["line"] == _DROP], rows[rows["line"] != _DROP], []
-    for line, same in d.each(others, "line"):
+    import pandas as pd
+
+    markers = dict(zip(d.places(rows["model"]), itertools.cycle(d.MARKERS), strict=False))
+    drops, panels = rows[rows["line"] == _DROP], {}
+    for line, same in d.each(rows[rows["line"] != _DROP], "line"):
         ends = {name: (same[knob].min(), same[knob].max()) for knob, name in _KNOBS.items()}
         grow = [f"{name} {low:g} → {high:g}" for name, (low, high) in ends.items() if low < high]
         title = ": ".join([line, *([", ".join(grow)] if grow else [])])
-        panels.append((title, drops, same.assign(name=same["model"])))
+        panels[title] = pd.concat([drops, same.assign(name=same["model"])])
     canvas = _multiples(panels, _BOUNDED, markers)
     canvas.suptitle("; ".join(rows["of"].unique()))
     d.legend(canvas, 2)
@@ -180,38 +182,35 @@ def comparators_ranks(rows: pd.DataFrame) -> Figure:
     layers. {multiples} Each rank bounds its own tokens. Of generation decode steps alone are
     bounded.
     """
-    panels = []
-    for (of, model), same in d.each(rows, ["of", "model"]):
-        is_drop = same["line"] == _DROP
-        others = same[~is_drop].assign(name=same["line"])
-        panels.append((f"{model}, {of}", same[is_drop], others))
+    rows = rows.assign(name=rows["line"])
+    panels = {f"{model}, {of}": same for (of, model), same in d.each(rows, ["of", "model"])}
     canvas = _multiples(panels, _RANK, dict.fromkeys(rows["model"], "o"))
     d.legend(canvas, 2)
     return canvas
 
 
 def _multiples(
-    panels: Sequence[tuple[str, pd.DataFrame, pd.DataFrame]],
-    loads: Mapping[str, str],
-    markers: Mapping[str, str],
+    panels: Mapping[str, pd.DataFrame], loads: Mapping[str, str], markers: Mapping[str, str]
 ) -> Figure:
-    """Draw a row of panels, one for each load, for each title, Token Drop and the settings beside.
+    """Draw a row of panels, one for each load, for the settings of each title.
 
-    A setting's line has the name of its ``name``, and the marker of its model.
+    Token Drop is grey, and the line of another setting has its ``name``; markers are of models.
     """
     count = max(1, len(panels))
     layout = {"sharex": "col", "sharey": True}
     canvas, grid = d.canvas(1.1 + 0.9 * count, count, len(loads), **layout)
-    for (title, drops, rows), sides in zip(panels, grid, strict=False):
+    for (title, shown), sides in zip(panels.items(), grid, strict=False):
+        is_drop = shown["line"] == _DROP
+        drops, others = shown[is_drop], shown[~is_drop]
         for load, axes in zip(loads, sides, strict=True):
             d.rule(axes, 0)
             for model, curve in d.each(drops.dropna(subset=load), "model"):
                 look = _REFERENCE | {"marker": markers[model]}
                 d.line(axes, curve.drop(columns=[*LOST[1:]]), load, "lost", _DROP, **look)
-            unlimited = rows if len(rows) else drops
+            unlimited = others if len(others) else drops
             before = unlimited.groupby("model", sort=False)[f"unlimited_{load}"].mean().dropna()
             axes.plot(before, [0.0] * len(before), **_NO_LIMIT, label="no limit")
-            for (model, name), curve in d.each(rows.dropna(subset=load), ["model", "name"]):
+            for (model, name), curve in d.each(others.dropna(subset=load), ["model", "name"]):
                 d.line(axes, curve, load, "lost", name, marker=markers[model], **_COLOURED)
         sides[0].set_title(title, loc="left")
     for axes, name in zip(grid[-1], loads.values(), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import gamma_suffix, method_title
@@ -28,10 +28,6 @@ _NO_LIMIT: Final = "no limit"
 _ORDERS: Final = tuple(map(method_title, ("order", "reverse_order", "random")))
 _LOOKS: Final = d.looks([*_PRIORITIES.values(), *_ORDERS], markersize=3.5)
 _LOOKS[method_title("score")] = _LOOKS["no modality first"]  # of the same record
-_BY_PRIORITY: Final[dict[str, Any]] = {
-    "parts": ["images", "images_priority", "images_drops"],
-    "tasks": ["mme"],
-}
 
 
 def by_priority(sources: Sources) -> pd.DataFrame:
@@ -76,7 +72,7 @@ def _asked(sources: Sources) -> str:
 
 @figure(
     "not in the paper", "What is dropped of text and of images, and right answers: {model}",
-    by_priority, **_BY_PRIORITY,
+    by_priority, parts=["images", "images_priority", "images_drops"], tasks=["mme"],
 )  # fmt: skip
 def images_text(rows: pd.DataFrame) -> Figure:
     """On MME under Token Drop, by γ and the modality that is dropped first. Above: the share of the
