@@ -168,4 +168,5 @@ def test_a_budget_goes_to_the_layer_whose_drops_are_few(
         ],
     )
     method = TokenDrop(gamma=AdaptiveFactor(budget=0.02, budget_of=budget_of), ep_size=2)
-    assert calibration.applied(method, "file").method.factor.gamma == gammas
+    applied, _, _ = calibration.applied(method, "file")
+    assert applied.factor.gamma == gammas
