@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from capmoe_eval.errors import UsageError, first_line, shown
 from capmoe_eval.evaluation.run_command import evaluate, print_results
 from capmoe_eval.experiment.composition import as_typed, compose_words
-from capmoe_eval.experiment.configuration import CellPlan, plans, share
+from capmoe_eval.experiment.configuration import CellPlan, plans
 from capmoe_eval.experiment.processes import of_submitit
 from capmoe_eval.routing.knobs import Count, check
 
@@ -61,7 +61,7 @@ class CellSweeper(Sweeper):
         else:
             with self._one_line():
                 returns = list(self._launched(jobs))
-            cells = (plan for config in configs for plan in share(plans(config), config.shard))
+            cells = (plan for config in configs for plan in plans(config))
             missing = _report(list({plan.path: plan for plan in cells}.values()))
             with self._one_line():  # a job's error is raised where its value is asked for
                 status = max(missing, *(job.return_value for batch in returns for job in batch))

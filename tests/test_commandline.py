@@ -229,8 +229,9 @@ def test_every_shipped_experiment_runs(
     words = [f"experiment={name}", "profile=tiny", "limit=1"]
     if name == "table7":
         words.append("grid.tasks=[nq_open,mts_dialog]")
-    number = len(plans(composed(words)))
-    status, out, _ = shell(*words, f"shard=1/{max(1, number // 4)}")
+    cells = sorted(plans(composed(words)), key=lambda plan: plan.cell.digest)
+    few = cells[:: max(1, len(cells) // 4)]
+    status, out, _ = shell(main=lambda _: sys.exit(commandline.execute(few)))
     assert status == 0, out
     assert " 0 failed" in out
     assert " 0 computed" not in f" {out}"

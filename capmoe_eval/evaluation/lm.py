@@ -29,8 +29,8 @@ from transformers import ProcessorMixin
 
 from capmoe_eval.errors import UsageError, closest, shown
 from capmoe_eval.evaluation.provenance import provenance
-from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
+from capmoe_eval.routing.knobs import Count, check
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import knobs
 from capmoe_eval.wrapper.checkpoint import check_tokenizer, load_checkpoint, one_line
@@ -61,8 +61,8 @@ class CapmoeLM(HFLM):
         **kwargs: The other knobs of :class:`Method` (``ep_size``, …), and whatever ``hf`` takes.
 
     Raises:
-        UsageError: For a bad knob or one without a method, an automatic batch size under a
-            capacity, or several processes.
+        UsageError: For a bad knob or one without a method, a batch size that is no number, or
+            several processes.
     """
 
     AUTO_MODEL_CLASS: Any  # of transformers; None until lm-eval has chosen it
@@ -95,7 +95,7 @@ class CapmoeLM(HFLM):
         self._check_names(kwargs)
         chosen = chosen_method("baseline" if method is None else method, gamma, **settings)
         size = kwargs.get("batch_size") or 1
-        check_batch_size(int(size) if str(size).isdecimal() else size, chosen)
+        check("batch_size", int(size) if str(size).isdecimal() else size, Count)
         self._tokens = functools.lru_cache(_REMEMBERED)(self._encoded)
         if (process_count() or 1) > 1 and not ranks_in(pretrained):
             raise UsageError(
@@ -150,21 +150,16 @@ class CapmoeLM(HFLM):
         """Return the provenance of a result, JSON-ready."""
         return provenance(self.model, self.reader)
 
-    def set_batches(self, batch_size: int | str, shuffle: int | None = None, *_: None) -> None:
+    def set_batches(self, batch_size: int, shuffle: int | None = None, *_: None) -> None:
         """Set the sequences per forward, and the seed of random batches, of the next requests."""
         self.batch_size_per_gpu = batch_size
-        self.batch_sizes: dict[int, int] = {}
         self.shuffle = shuffle
 
     def route(self, method: Method, calibrated: Sequence[Tensor] | None = None) -> Meter:
         """Put the loaded model under another method, with a new meter.
 
         ``calibrated`` is what a calibration measured of each MoE layer, where the method needs it.
-
-        Raises:
-            UsageError: If the batch size is automatic and the method has a capacity.
         """
-        check_batch_size(self.batch_size, method)
         self.release()
         self._n_batches, self.batches, self.truncated = 0, {}, {}
         self.meter = self._routing.enter_context(routed(self.model, method, calibrated=calibrated))
@@ -264,8 +259,6 @@ class CapmoeLM(HFLM):
         plain = super().generate_until
         asked, of = [request.args for request in requests], documents(requests)
         note_truncated(self.truncated, of, [self._needed(*each) for each in asked], self.max_length)
-        if self.batch_size == "auto":  # lm-eval searches it anew in each call
-            return plain(requests, disable_tqdm or self.on_progress is not None)
 
         def batches() -> Iterator[list[int]]:
             for part in self._parts(range(len(requests))):
@@ -313,10 +306,7 @@ class CapmoeLM(HFLM):
         members: dict[Hashable, list[int]] = {}
         for number, request in enumerate(requests):
             members.setdefault(row(request), []).append(number)
-        size, batch_fn = override_bs or self.batch_size, None
-        if size == "auto" and requests:
-            self.batch_sizes = {}  # as lm-eval does: of these requests
-            size, batch_fn = 0, self._batch_scheduler
+        size = override_bs or self.batch_size
 
         def batches() -> Iterator[list[int]]:
             for part in self._parts([row(request) for request in requests]):
@@ -327,7 +317,7 @@ class CapmoeLM(HFLM):
                     group_fn=lambda r: r[1] + r[2][:-1],
                 )
                 most = size if self.shuffle is None else len(part)
-                for rows in order.get_batched(n=most, batch_fn=batch_fn):
+                for rows in order.get_batched(n=most):
                     self._batch = rows
                     yield sorted(number for each in rows for number in members[row(each)])
 
@@ -374,9 +364,6 @@ class CapmoeLM(HFLM):
     def _model_call(
         self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        if self.meter.scope.is_aside:
-            trial: Tensor = super()._model_call(inps, attn_mask, labels)
-            return trial
         n_sequences, n_positions = inps.shape
         batch, self._batch = self._batch, []
         rows = [[*context, *answer][:-1][-self.max_length :] for _, context, answer in batch]
@@ -405,11 +392,6 @@ class CapmoeLM(HFLM):
         )
         return hook
 
-    def _detect_batch_size(self, *args: Any, **kwargs: Any) -> int:
-        """Return the largest batch that fits; its trial forwards are no part of the evaluation."""
-        with self.meter.aside():
-            return int(super()._detect_batch_size(*args, **kwargs))
-
 
 @register_model("capmoe-multimodal")
 class CapmoeMultimodalLM(CapmoeLM, HFMultimodalLM):
@@ -419,17 +401,8 @@ class CapmoeMultimodalLM(CapmoeLM, HFMultimodalLM):
     hub id, a path, or a loaded one, which a loaded model needs.
 
     Raises:
-        UsageError: As for :class:`CapmoeLM`, for an automatic batch size, and for a processor that
-            cannot be loaded.
+        UsageError: As for :class:`CapmoeLM`, and for a processor that cannot be loaded.
     """
-
-    def __init__(self, pretrained: Any, *args: Any, **kwargs: Any) -> None:
-        if str(kwargs.get("batch_size")).startswith("auto"):
-            raise UsageError(
-                "batch_size=auto: lm-eval does not search it for a model with images; choose a "
-                "number, such as batch_size=16"
-            )
-        super().__init__(pretrained, *args, **kwargs)
 
     @property
     def reader(self) -> Any:

@@ -33,7 +33,6 @@ from capmoe_eval.experiment.configuration import (
     knobs_without_effect,
     model_notes,
     plans,
-    share,
 )
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.processes import process_rank
@@ -112,19 +111,18 @@ def evaluate(jobs: Iterable[tuple[Sequence[str], DictConfig]], words: Sequence[s
     Raises:
         UsageError: For a mistake in the words, or one that concerns all cells.
     """
-    planned: dict[Path, CellPlan] = {}
+    cells: dict[Path, CellPlan] = {}
     for overrides, config in jobs:
         check_overrides(config, overrides)
-        planned |= {plan.path: plan for plan in plans(config)}
-    for line in knobs_without_effect(words, planned.values()):
+        cells |= {plan.path: plan for plan in plans(config)}
+    for line in knobs_without_effect(words, cells.values()):
         print_warning(line)
-    cells = share(list(planned.values()), config.shard)
     if config.plan:
         from capmoe_eval.evaluation.forecast import forecast
 
-        print(forecast(cells))
+        print(forecast([*cells.values()]))
         return 0
-    return execute(cells)
+    return execute([*cells.values()])
 
 
 def _task(config: DictConfig) -> int:

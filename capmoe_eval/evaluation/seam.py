@@ -15,12 +15,10 @@ LM_EVAL: Final = Library(
         # Of the methods that `lm` replaces, a renamed one would be called no more.
         (_HF, "HFLM._create_model", ()),
         (_HF, "HFLM._create_tokenizer", ("pretrained", "tokenizer")),
-        (_HF, "HFLM._detect_batch_size", ()),
         (_HF, "HFLM._loglikelihood_tokens", ("requests", "disable_tqdm", "override_bs")),
         (_HF, "HFLM._model_call", ("inps", "attn_mask", "labels")),
         # How it makes batches.
         (_HF, "Collator.get_batched", ()),
-        (_HF, "HFLM._batch_scheduler", ()),
         # `tasks` replaces how a task is built, `evaluate` takes what a result file needs.
         ("lm_eval.tasks._factory", "TaskFactory._load_full_config", ()),
         ("lm_eval.evaluator_utils", "get_sample_size", ("task", "limit")),

@@ -23,7 +23,6 @@ from capmoe_eval.routing.knobs import (
     OMIT_DEFAULT,
     Count,
     Seed,
-    check,
     check_fields,
     declared_knobs,
     field_types,
@@ -75,7 +74,6 @@ LocalName: TypeAlias = Annotated[
     says(f"{_NAME}, and not {', '.join((HUB, *EMBEDDED))}, which stand for other documents"),
 ]
 
-BatchSize: TypeAlias = Count | Annotated[Literal["auto"], says("auto for the baseline")]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
 Attention: TypeAlias = Literal["sdpa", "eager", "flash_attention_2"]
@@ -194,7 +192,7 @@ class Cell:
     task: TaskId
     # Sequences per forward, or of an engine its `max_num_seqs`; under a capacity it is part of the
     # result.
-    batch_size: BatchSize
+    batch_size: Count
     limit: Count | EveryDocument = None  # documents per (sub)task
     # Source of the documents: ``hub``, an embedded source, or a local root's name.
     data: Documents = "hub"
@@ -218,7 +216,6 @@ class Cell:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_backend()
-        check_batch_size(self.batch_size, self.method)
         setting = self.method.modality_setting
         if not self.task.images and setting is not None:  # there is one modality
             if "modality" not in declared_knobs(type(self.method)):
@@ -228,16 +225,6 @@ class Cell:
                 )
             text: Any = dataclasses.replace(self.method, modality="uniform")  # type: ignore[type-var]
             object.__setattr__(self, "method", text.canonical())
-        if self.task.images and self.batch_size == "auto":
-            raise UsageError(
-                f"batch_size=auto: {self.task.name} asks about images, for which lm-eval searches "
-                "no batch size; choose a number, such as batch_size=16"
-            )
-        if self.shuffle is not None and self.batch_size == "auto":
-            raise UsageError(
-                f"batch_size=auto: batches that are dealt at random (shuffle="
-                f"{self.shuffle}) need a number, such as batch_size=16"
-            )
 
     def _check_backend(self) -> None:
         """Refuse what the steps of an engine cannot compute, or not twice alike."""
@@ -249,11 +236,6 @@ class Cell:
             raise UsageError(
                 "max_num_batched_tokens=null: decides which tokens share a step under "
                 f"{engine}; choose a number, such as max_num_batched_tokens=2048"
-            )
-        if self.batch_size == "auto":
-            raise UsageError(
-                f"batch_size=auto: is max_num_seqs under {engine}, which decides which tokens "
-                "share a step; choose a number, such as batch_size=64"
             )
         if self.max_num_batched_tokens < self.batch_size:
             raise UsageError(
@@ -325,16 +307,6 @@ OMITTED: Mapping[str, Any] = {
     name: knob.default for name, knob in declared_knobs(Cell).items() if knob.omits_default
 }
 """Those that an identity lacks where they have their defaults, and the defaults."""
-
-
-def check_batch_size(batch_size: int | str, method: Method) -> None:
-    """Refuse a batch size that is neither a positive whole number nor the baseline's ``auto``."""
-    check("batch_size", batch_size, BatchSize)
-    if batch_size == "auto" and not method.is_stock:
-        raise UsageError(
-            "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "
-            "depend on free memory; choose a number, such as batch_size=16"
-        )
 
 
 def not_registered(identity: Any) -> str | None:

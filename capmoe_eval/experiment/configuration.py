@@ -184,7 +184,7 @@ def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
 
 def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
     for key, values in grid.items():
-        if key not in config or key in (*_GRIDS, "shard", "plan"):
+        if key not in config or key in (*_GRIDS, "plan"):
             check_installed(key)
             raise bad_choice("key" if name == "grid" else name, key, [str(k) for k in config])
         if key == "model" and values == []:
@@ -296,20 +296,6 @@ def refuse_experiment(overrides: Sequence[str]) -> None:
             raise UsageError(
                 f"{word}: what is reported says which experiment it is of; leave it out"
             )
-
-
-def share(plans: Sequence[CellPlan], shard: str | None) -> list[CellPlan]:
-    """Return the plans of one of several processes, dealt out in the order of their digests.
-
-    ``shard`` is ``i/n`` for the i-th of n processes, from 1, or None for all plans; anything else
-    is a UsageError.
-    """
-    check_keys({"shard": shard})
-    if shard is None:
-        return list(plans)
-    number, _, count = shard.partition("/")
-    mine = set(sorted(plan.cell.digest for plan in plans)[int(number) - 1 :: int(count)])
-    return [plan for plan in plans if plan.cell.digest in mine]
 
 
 def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:

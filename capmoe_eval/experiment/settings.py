@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from annotated_types import Predicate
 from pydantic import AfterValidator, Field
 
 from capmoe_eval.beside import check_installed
@@ -22,10 +21,8 @@ from capmoe_eval.experiment.cell import (
     MODEL_FIELDS,
     TASK_FIELDS,
     Attention,
-    BatchSize,
     Cell,
     Dtype,
-    EveryDocument,
     LocalName,
     ModelId,
     Name,
@@ -36,7 +33,7 @@ from capmoe_eval.experiment.cell import (
 )
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.routing.capacity import factor_forms, parse_factor
-from capmoe_eval.routing.knobs import Seed, check, field_types, says
+from capmoe_eval.routing.knobs import Count, Seed, check, field_types, says
 from capmoe_eval.routing.registry import knobs, method_class
 
 
@@ -57,11 +54,6 @@ def _gamma(gamma: object) -> object:
     return gamma
 
 
-def _is_shard(text: str) -> bool:
-    number, _, count = text.partition("/")
-    return int(number) <= int(count)
-
-
 Gamma = Annotated[Any, AfterValidator(_gamma)]
 _DEVICE: Final = "(cpu|cuda|mps|xpu|npu)(:[0-9]{1,3})?"
 Device = Annotated[
@@ -73,12 +65,6 @@ DeviceMap = Annotated[
     str,
     Field(pattern=f"^(auto|balanced(_low_0)?|sequential|{_DEVICE})$"),
     says("auto, balanced, balanced_low_0, sequential or a device such as cuda:1"),
-]
-Shard = Annotated[
-    str,
-    Field(pattern=r"^[1-9][0-9]{0,8}/[1-9][0-9]{0,8}$"),
-    Predicate(_is_shard),
-    says("i/n with 1 ≤ i ≤ n, for example shard=1/2"),
 ]
 
 _Threads = Threads | Annotated[None, Field(description="null for torch's own choice")]
@@ -96,13 +82,13 @@ _OF_MODEL: Final[dict[str, Any]] = {
     "device_map": DeviceMap | _OneDevice,
     "threads": _Threads,
     "gamma": Gamma,
-    "batch_size": BatchSize,
+    "batch_size": Count,
     "data_root": Text | _Hub,
 }
 """Fields of ``model`` beside those of :class:`ModelId`; most are defaults of keys."""
 _OF_TASK: Final[dict[str, Any]] = {
     "title": Text,
-    "batch_size": BatchSize | _Configured,
+    "batch_size": Count | _Configured,
     "data_root": Text | _Configured,
     "file": Text | _NoText,  # of a user's own task
 }
@@ -132,7 +118,6 @@ _OF_RUN: Final[Mapping[str, Any]] = {
     "plan": bool,
     "allow_code_execution": bool,
     "log_samples": bool,
-    "shard": Shard | EveryDocument,
 }
 """The keys beside a method's knobs, a cell's fields and sections."""
 

@@ -142,7 +142,7 @@ CELLS = [
     cell("arc_c", fewshot=3, eval_seed=7),
     cell("gsm8k", fewshot=1),
     cell("gsm8k", fewshot=None, limit=1),  # five shots are the task's own
-    cell("obqa", BASELINE, fewshot=None, batch_size="auto"),
+    cell("obqa", BASELINE, fewshot=None),
     cell("obqa", shuffle=1),
     cell("obqa"),
     cell("obqa", create_method("random", 1.0, seed=3), batch_size=2),

@@ -172,14 +172,6 @@ def test_every_document_names_the_first_batch_that_computed_it(
     assert len(set(expected.values())) > 2 or size == 5, "the batches tell nothing"
 
 
-def test_an_automatic_batch_is_searched_unmetered() -> None:
-    """Its trial forwards would count tokens, and raise the peaks, that no request has."""
-    automatic, whole = (build(size=size, max_length=64) for size in ("auto", len(PAIRS)))
-    assert likelihoods(automatic) == likelihoods(whole)
-    assert continuations(automatic) == continuations(whole)
-    assert automatic.meter.report() == whole.meter.report()
-
-
 TEXTS = ["A bird", "Iron is a metal, and a metal conducts", "Rome is a city, Oslo is a city"]
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.routing.registry import create_method
 
@@ -93,8 +92,6 @@ def test_a_task_without_images_has_no_modality() -> None:
     assert seen[1].label == f"{CELL.label}-image_first"
     for cell in seen:
         assert Cell.from_identity(cell.identity()) == cell
-    with pytest.raises(UsageError, match="batch_size=auto: obqa asks about images"):
-        dataclasses.replace(seen[0], method=create_method("baseline"), batch_size="auto")
 
 
 def test_the_digest_of_a_cell_stays() -> None:

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig
 
 from capmoe_eval.experiment.composition import composed, load_option, options
-from capmoe_eval.experiment.configuration import expand_parts, plans, share
+from capmoe_eval.experiment.configuration import expand_parts, plans
 from tests.records import planned
 
 
@@ -70,13 +70,3 @@ def test_a_task_may_have_documents_of_its_own() -> None:
     assert second.cell.data == "easy_vqa"
     words = ["tasks=easy_vqa", "tasks.easy_vqa.data_root=null", "data.root=miniworld"]
     assert planned(*words)[0].cell.data == "miniworld"
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_shares_are_all_and_each_once(count: int) -> None:
-    everything = planned("experiment=table2", "profile=tiny")
-    shares = [share(everything, f"{i}/{count}") for i in range(1, count + 1)]
-    digests = [plan.cell.digest for own in shares for plan in own]
-    assert sorted(digests) == sorted(plan.cell.digest for plan in everything)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert share(everything, None) == everything

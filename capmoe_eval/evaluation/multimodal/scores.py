@@ -164,7 +164,7 @@ def mme_score(answers: Sequence[Answer]) -> float:
     A category's is 100 · (share of right answers) + 100 · (share of pictures without a wrong one),
     at most 200.
     """
-    return float(sum(_score(right_ND, slice(None)) for right_ND in _pictures(answers)))
+    return float(sum(_score(*counts, slice(None)) for counts in _pictures(answers)))
 
 
 def mme_stderr(answers: Sequence[Answer]) -> float:
@@ -175,30 +175,28 @@ def mme_stderr(answers: Sequence[Answer]) -> float:
     """
     random = np.random.RandomState(SEED)
     total_R = np.zeros(RESAMPLES)
-    for right_ND in _pictures(answers):
-        drawn_RN = random.randint(0, len(right_ND), (RESAMPLES, len(right_ND)))
-        total_R += _score(right_ND, drawn_RN)
+    for right_N, asked_N in _pictures(answers):
+        drawn_RN = random.randint(0, len(asked_N), (RESAMPLES, len(asked_N)))
+        total_R += _score(right_N, asked_N, drawn_RN)
     return float(total_R.std(ddof=1))
 
 
-def _pictures(answers: Sequence[Answer]) -> list[Any]:
-    """Return for each category the answers to its pictures [N, D]; nan where there are fewer."""
+def _pictures(answers: Sequence[Answer]) -> list[tuple[Any, Any]]:
+    """Return for each category the right answers to its pictures [N], and all answers [N]."""
     categories: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for category, picture, right in answers:
         categories[category][picture].append(right)
-    arrays = []
-    for pictures in categories.values():
-        right_ND = np.full((len(pictures), max(map(len, pictures.values()))), np.nan)
-        for place, right in enumerate(pictures.values()):
-            right_ND[place, : len(right)] = right
-        arrays.append(right_ND)
-    return arrays
+    return [
+        (
+            np.array([sum(each) for each in of.values()]),
+            np.array([len(each) for each in of.values()]),
+        )
+        for of in categories.values()
+    ]
 
 
-def _score(right_ND: Any, drawn: Any) -> Any:
+def _score(right_N: Any, asked_N: Any, drawn: Any) -> Any:
     """Return a category's score of all its pictures, or of each row of drawn ones."""
-    asked_N = (~np.isnan(right_ND)).sum(1)
-    right_N = np.nansum(right_ND, 1)
     whole_N = right_N == asked_N
     share = right_N[drawn].sum(-1) / asked_N[drawn].sum(-1)
     return 100 * share + 100 * whole_N[drawn].mean(-1)
