@@ -187,11 +187,8 @@ def _pictures(answers: Sequence[Answer]) -> list[tuple[Any, Any]]:
     for category, picture, right in answers:
         categories[category][picture].append(right)
     return [
-        (
-            np.array([sum(each) for each in of.values()]),
-            np.array([len(each) for each in of.values()]),
-        )
-        for of in categories.values()
+        (np.array([*map(sum, pictures.values())]), np.array([*map(len, pictures.values())]))
+        for pictures in categories.values()
     ]
 
 
