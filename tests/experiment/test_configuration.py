@@ -1,4 +1,4 @@
-"""Grids, their parts, and the shares of several processes."""
+"""Grids and their parts."""
 
 from __future__ import annotations
 
