@@ -20,7 +20,7 @@ from capmoe_report.effects import Effect, pair_cells, pooled
 from capmoe_report.evidence import Evidence, Side
 
 from capmoe_eval.experiment.composition import load_option
-from capmoe_eval.experiment.data_file import read_yaml
+from capmoe_eval.experiment.files import read_yaml
 from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.paper.pairing import Paired, shares
 from capmoe_eval.paper.statistics import holm

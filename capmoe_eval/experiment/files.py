@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the YAML files that are data of the package."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import resources
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 from capmoe_eval.errors import UsageError, shown, writing
 
+_T = TypeVar("_T")
 _TEMPORARY = re.compile(r"\..+?(\.[0-9]{1,9})?\.[a-z0-9_]{8}\.tmp")
 """The name of a temporary file: the file's own, the process (not in old ones), eight characters."""
 _LONGEST_PART: Final = 200
@@ -128,6 +130,29 @@ def read_bytes(path: Path) -> bytes:
             return file.read()
     finally:
         os.close(number)
+
+
+def read_yaml(text: str) -> Any:
+    """Return the content of YAML text."""
+    import yaml
+
+    # The C loader where there is one: the pure one takes most of a command's time.
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def read_data(package: str, name: str, kind: type[_T]) -> _T:
+    """Return the content of a file of a package as a type, which refuses unknown fields.
+
+    Raises:
+        pydantic.ValidationError: If the content does not fit.
+    """
+    from pydantic import ConfigDict, TypeAdapter
+
+    content = read_yaml((resources.files(package) / name).read_text(encoding="utf-8"))
+    # In a tuple, since a bare dataclass takes no configuration.
+    adapter = TypeAdapter(tuple[kind], config=ConfigDict(extra="forbid"))  # type: ignore[valid-type]
+    data: _T = adapter.validate_python((content,))[0]
+    return data
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:

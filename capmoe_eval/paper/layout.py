@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import is_stock, method_title
 from capmoe_eval.paper.printed import PrintedRow, find_row
 from capmoe_eval.routing.method import Method

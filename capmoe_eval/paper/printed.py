@@ -16,7 +16,7 @@ from importlib import resources
 from operator import getitem
 from typing import Any, Final, NamedTuple
 
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import gamma_suffix
 
 _DATA: Final = resources.files(__package__) / "data"

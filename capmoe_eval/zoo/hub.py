@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, is_embedded
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import split_world
 from capmoe_eval.zoo.sets import WORLDS, Configs, documents, generator
 

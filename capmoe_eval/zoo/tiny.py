@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from capmoe_eval.errors import check_choice
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.zoo.llava import llava_config, picture_processor
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 

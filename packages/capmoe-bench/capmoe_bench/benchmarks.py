@@ -13,8 +13,7 @@ from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment import arguments
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.cell import DTYPES
-from capmoe_eval.experiment.data_file import read_yaml
-from capmoe_eval.experiment.files import check_writable
+from capmoe_eval.experiment.files import check_writable, read_yaml
 from capmoe_eval.experiment.names import BENCHMARKS
 
 from capmoe_bench.timings import STUDIES

@@ -17,8 +17,7 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import profile_name
-from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.files import check_writable, write_text
+from capmoe_eval.experiment.files import check_writable, read_data, write_text
 from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.results import LOCAL, read_results, record_places
 

@@ -8,7 +8,7 @@ from functools import cache
 from statistics import fmean
 from typing import Annotated, Any, Final
 
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import family, metric_title
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import find_row

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import Annotated, Any, Final, Literal
 
-from capmoe_eval.experiment.data_file import read_yaml
+from capmoe_eval.experiment.files import read_yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from capmoe_report import arithmetic, measures, speedup

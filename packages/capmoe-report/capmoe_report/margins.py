@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.paper.printed import AVERAGE, FIELDS, PrintedRow, Where, find_rows
 
 from capmoe_report.verdicts import Outcome

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.paper.layout import ALL_TASKS, LAYOUTS
 from capmoe_eval.paper.pairing import answered_by_cells, pair

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.routing.registry import method_names

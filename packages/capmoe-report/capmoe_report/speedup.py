@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_bench.timings import DROPLESS, RUN, Bench, bench_command
 from capmoe_bench.timings import EMULATED as KIND
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import gamma_suffix
 
 from capmoe_report.verdicts import Finding, Outcome, listed

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from capmoe_bench.timings import Bench
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from fabricate import trainings

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from capmoe_eval.errors import check_choice
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from capmoe_eval.errors import UsageError, bad_choice, field_problem, reading
-from capmoe_eval.experiment.data_file import read_data, read_yaml
+from capmoe_eval.experiment.files import read_data, read_yaml
 from capmoe_eval.experiment.record import Count, Positive
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from capmoe_eval.evaluation.longicl.protocol import INTRODUCTION, question
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.zoo.tokenizer import wrapped
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast

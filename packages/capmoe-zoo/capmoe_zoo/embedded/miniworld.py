@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from capmoe_eval.evaluation.longicl.protocol import INTRODUCTION
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.zoo.sets import Row
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast

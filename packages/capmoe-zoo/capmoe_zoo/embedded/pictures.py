@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.zoo.llava import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPREAD
 from capmoe_eval.zoo.tokenizer import END_OF_TEXT, wrapped
 from torch import Tensor

@@ -25,8 +25,7 @@ from typing import Any, Literal
 
 import torch
 from capmoe_eval.errors import bad_choice
-from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.files import write_bytes, write_text
+from capmoe_eval.experiment.files import read_data, write_bytes, write_text
 from capmoe_eval.experiment.names import split_seed, split_world
 from capmoe_eval.zoo.llava import llava_config
 from capmoe_eval.zoo.tiny import tiny_config

@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from capmoe_eval.evaluation.passages.task import is_held_out
-from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.files import whole_file, write_text
+from capmoe_eval.experiment.files import read_data, whole_file, write_text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 

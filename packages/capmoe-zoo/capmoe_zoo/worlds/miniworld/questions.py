@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.zoo.sets import Row
 
 from capmoe_zoo.worlds.draw import Draw

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 
 from capmoe_zoo.worlds.draw import Draw
 

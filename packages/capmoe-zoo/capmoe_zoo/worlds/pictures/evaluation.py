@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from capmoe_eval.evaluation.multimodal.scores import ROTATION
-from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import read_data
 from capmoe_eval.zoo.sets import Configs, Row
 
 from capmoe_zoo.worlds.draw import Draw
