@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import statistics
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from capmoe_report.evidence import Side
 from capmoe_report.judge import replication_claims
 
 from capmoe_eval.experiment.composition import composed, options
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.results import read_results
 from pages import ROOT
+from pages.names import exploratory
 from pages.protocol import YAML, primary, protocol
 
 PASSAGES = {"passages_512", "passages_2k", "passages_8k"}
@@ -83,3 +86,18 @@ def test_names_of_the_protocol_exist() -> None:
             assert {plan.cell.model.name for plan in plans(composed(words))} == set(fresh["models"])
     for run in protocol()["runs"]:
         assert all(row["endpoint"] in {"accuracy", "bits_per_byte"} for row in primary(run))
+
+
+def test_pads_add_no_capacity_to_the_contrast_of_padding() -> None:
+    """The γ of the side that counts pads gives it the other side's capacity in mixed batches."""
+    (row,) = (row for row in protocol()["primary"]["fresh"] if row["claim"] == "j")
+    load_by_gamma = {}
+    for name in ("a", "b"):
+        side = Side(**row[name] | {"gamma": 1.0})
+        models = sorted(exploratory().deployments)
+        cells = [exploratory().pick(side, model)["load.mean_load"] for model in models]
+        load_by_gamma[row[name]["gamma"]] = [load.mean() for load in cells if len(load)]
+    (_, real), (gamma, padded) = sorted(load_by_gamma.items(), reverse=True)
+    ratios = [each / of for each, of in zip(real, padded, strict=True)]
+    assert ratios
+    assert gamma == pytest.approx(statistics.fmean(ratios), abs=0.01)

@@ -56,6 +56,30 @@ def by_model(values: Mapping[str, Iterable[float]]) -> float:
     return statistics.fmean(map(statistics.fmean, families.values()))
 
 
+def effect_of(contrast: Contrast, folder: Path) -> float | None:
+    """Return the difference of the scores without its sign; None where names tell no two sides."""
+    records = read(contrast, folder)
+    methods = {record.method for record in records}
+
+    def side(record: Record) -> str:
+        """Return its method where sides differ in that, else its name without ranks and seed."""
+        name = re.sub(r"-ep\d+|-s\d+$", "", record.path.stem.rpartition("-")[0])
+        return record.method if len(methods) == 2 else name
+
+    sides = sorted(set(map(side, records)))
+    if len(sides) != 2 or contrast["label"].endswith("mixed batches"):
+        return None
+    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for record in records:
+        of_task = scores.setdefault((record.model, record.task), {})
+        of_task.setdefault(side(record), []).append(100 * record.value)
+    gaps: dict[str, list[float]] = {}
+    for (model, _), of_task in scores.items():
+        first, second = (statistics.fmean(of_task[name]) for name in sides)
+        gaps.setdefault(model, []).append(first - second)
+    return abs(by_model(gaps))
+
+
 def stragglers(contrast: Contrast, folder: Path) -> list[float]:
     """Return the fullest rank over the mean load before and after the drops of Token Drop."""
     after: dict[str, list[float]] = {}
@@ -130,3 +154,20 @@ def test_the_verdicts_by_date_end_with_those_of_now() -> None:
     dated = {cells[0].strip(): cells[1].strip() for cells in rows if len(cells) == 2}
     for claim in replication().claims:
         assert dated[claim.id].endswith(f" {claim.verdict}"), claim.id
+
+
+CONTRAST = re.compile(r"[^:]+ − [^:]+")  # of scores: the labels of measures have a colon
+
+
+@pytest.mark.slow
+def test_the_records_of_a_line_give_its_effect() -> None:
+    checked, wrong = 0, []
+    for file in (REPLICATION, glance.RECORDS):
+        for contrast in filter(lambda each: CONTRAST.fullmatch(each["label"]), contrasts(file)):
+            gap = effect_of(contrast, file.parent)
+            if gap is not None:
+                checked += 1
+                if abs(gap - abs(contrast["effect"])) > 1e-4:
+                    wrong.append((contrast["claim"], contrast["label"], contrast["effect"], gap))
+    assert wrong == []
+    assert checked > 80
