@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import shlex
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,27 +17,24 @@ pytestmark = pytest.mark.skipif(not (FOLDER / "run").exists(), reason="no checko
 MARKERS = [line.partition(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]]
 
 
-def pytest_lines(target: str) -> list[list[str]]:
-    """Return the words after ``pytest`` of what a target runs."""
+def expression(target: str) -> str:
+    """Return the markers of the tests that a target of make runs, as pytest takes them."""
     command = ["make", "--dry-run", target]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = [shlex.split(line, comments=True) for line in done.stdout.splitlines()]
-    return [line[line.index("pytest") + 1 :] for line in lines if "pytest" in line]
-
-
-def selects(target: str, markers: Mapping[str, bool]) -> bool:
-    """Return if a target runs a test with these markers, whose names are those of Python."""
-    (words,) = pytest_lines(target)
-    return bool(eval(words[words.index("-m") + 1], {}, dict(markers)))
+    (line,) = (line for line in done.stdout.splitlines() if "pytest" in line)
+    words = shlex.split(line, comments=True)
+    return words[words.index("-m", words.index("pytest")) + 1]
 
 
 def test_each_test_is_in_one_of_the_two() -> None:
     for script, target in (("run", "test-ci"), ("nightly", "test-nightly")):
         assert f"make {target}\n" in (FOLDER / script).read_text("utf-8")
+    code = [expression(target) for target in ("test-ci", "test-nightly", "test")]
     for values in itertools.product([False, True], repeat=len(MARKERS)):
         markers = dict(zip(MARKERS, values, strict=True))
-        assert selects("test-ci", markers) != selects("test-nightly", markers), markers
-        assert selects("test-ci", markers) >= selects("test", markers), markers
+        in_ci, in_nightly, in_test = (bool(eval(each, {}, dict(markers))) for each in code)
+        assert in_ci != in_nightly, markers
+        assert in_ci >= in_test, markers
 
 
 def test_tests_of_a_part_run_again_when_what_they_depend_on_has_changed(tmp_path: Path) -> None:

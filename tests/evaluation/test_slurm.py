@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,53 +50,44 @@ def contents(jobs: dict[str, Any]) -> dict[str, Any]:
     return {path: undated(record) for path, record in jobs.items()}
 
 
-@dataclass(frozen=True)
-class Caught:
-    """A job that stands still within a cell, after its first record."""
-
-    root: Path
-    model: str
-    process: int
-
-    def count(self) -> int:
-        """Return how many records the model has."""
-        return len(list(self.root.glob(f"{self.model}/*/*.json")))
-
-    def stop(self) -> bool:
-        """Make it stand still, and return whether it is there."""
-        try:
-            os.kill(self.process, signal.SIGSTOP)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def awaits(self, number: signal.Signals) -> bool:
-        """Return whether a signal will reach it as soon as it goes on."""
-        status = Path(f"/proc/{self.process}/status").read_text()
-        pending = re.search(r"ShdPnd:\s*([0-9a-f]+)", status)
-        return pending is not None and bool(int(pending[1], 16) >> (number - 1) & 1)
-
-    def go_on(self) -> None:
-        os.kill(self.process, signal.SIGCONT)
+def count(root: Path, model: str) -> int:
+    """Return how many records a model has."""
+    return len(list(root.glob(f"{model}/*/*.json")))
 
 
-def caught(root: Path, models: tuple[str, ...]) -> list[Caught]:
-    """Return the jobs of the models, each standing still."""
-    jobs: dict[str, Caught] = {}
+def stopped(process: int) -> bool:
+    """Make a process stand still, and return whether it is there."""
+    try:
+        os.kill(process, signal.SIGSTOP)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def awaits(process: int, number: signal.Signals) -> bool:
+    """Return whether a signal will reach a process as soon as it goes on."""
+    status = Path(f"/proc/{process}/status").read_text()
+    pending = re.search(r"ShdPnd:\s*([0-9a-f]+)", status)
+    return pending is not None and bool(int(pending[1], 16) >> (number - 1) & 1)
+
+
+def caught(root: Path, models: tuple[str, ...]) -> list[int]:
+    """Return the processes of the models' jobs, each standing still in a cell after its first."""
+    jobs: dict[str, int] = {}
 
     def all_of_them() -> bool:
         for model in set(models) - jobs.keys():
-            assert len(list(root.glob(f"{model}/*/*.json"))) < 3, "too fast to be stopped"
+            assert count(root, model) < 3, "too fast to be stopped"
             for record in reserved(root.glob(f"{model}/*/")):
                 holder = holder_of(record)
                 if holder is None:
                     continue
-                job = Caught(root, model, int(holder.rpartition(":")[2]))
-                if job.count() and job.stop():
+                process = int(holder.rpartition(":")[2])
+                if count(root, model) and stopped(process):
                     if holder_of(record) == holder:
-                        jobs[model] = job
+                        jobs[model] = process
                     else:  # it was faster
-                        job.go_on()
+                        os.kill(process, signal.SIGCONT)
         return len(jobs) == len(models)
 
     wait(all_of_them, "no job between two records")
@@ -119,11 +109,11 @@ def test_a_sweep_whose_jobs_are_requeued_gives_the_records_of_one_process(
         array = next(shared.glob("*_0")).name.removesuffix("_0")
         cluster.run("scontrol", "requeue", f"{array}_0")
         # SLURM lets it go on, to end it: it is killed where it stands still again.
-        wait(lambda: not preempted.stop(), "the job that is requeued does not end", 60)
+        wait(lambda: not stopped(preempted), "the job that is requeued does not end", 60)
         cluster.run("scancel", "--signal=USR2", f"{array}_1")
-        wait(lambda: late.awaits(signal.SIGUSR2), "the signal does not come", 60)
-        finished = [preempted.count(), late.count()]
-        late.go_on()
+        wait(lambda: awaits(late, signal.SIGUSR2), "the signal does not come", 60)
+        finished = [count(root, model) for model in MODELS]
+        os.kill(late, signal.SIGCONT)
         out, err = submitter.communicate(timeout=600)
     finally:
         submitter.kill()
