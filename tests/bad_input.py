@@ -2,8 +2,8 @@
 
 Words are split as a shell does. They run in a directory that has an empty ``file``, a directory
 ``truncated`` and one ``columns`` in hub layout whose OpenBookQA is cut off or lacks a column,
-``record.json``, which is no record, ``pipes``, a results directory whose files are pipes, and
-``gamma.yaml``, ``hf.yaml`` and ``folder.yaml``, options of lm-eval.
+``record.json``, which is no record, and ``gamma.yaml``, ``hf.yaml`` and ``folder.yaml``, options of
+lm-eval.
 """
 
 from __future__ import annotations

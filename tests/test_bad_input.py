@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 import shutil
 import sys
@@ -41,8 +40,6 @@ def place(tmp_path_factory: pytest.TempPathFactory, hub: Path) -> Path:
     for name, (model, options) in LM_EVAL_FILES.items():
         settings = f"model: {model}\ntasks: [piqa]\nmodel_args: {{pretrained: x, {options}\n"
         (place / name).write_text(settings)
-    (place / "pipes/zoo_olmoe/obqa").mkdir(parents=True)
-    os.mkfifo(place / "pipes/zoo_olmoe/obqa/score.json")
     for name in ("truncated", "columns"):
         shutil.copytree(hub / OBQA, place / name / OBQA)
     for path in (place / "truncated").rglob("*.parquet"):

@@ -143,30 +143,22 @@ def test_every_document_names_the_first_batch_that_computed_it(
         )
 
     pairs = [pair for pair in PAIRS if "<|" not in pair[0] and pair[0]]
-    documents = [("choice", number // 2) for number in range(len(pairs))]
-    lm.loglikelihood(
-        [
-            Instance("loglikelihood", {}, p, 0, (*d, 1))
-            for p, d in zip(pairs, documents, strict=True)
-        ]
-    )
-    inputs = [lm.tok_decode(lm.tok_encode(a + b)[:-1]) for a, b in pairs]
+    texts: dict[tuple[str, int], list[str]] = {}
+    choices, generations = [], []
+    for number, pair in enumerate(pairs):
+        document = ("choice", number // 2)
+        texts.setdefault(document, []).append(lm.tok_decode(lm.tok_encode("".join(pair))[:-1]))
+        choices.append(Instance("loglikelihood", {}, pair, 0, (*document, 1)))
+    lm.loglikelihood(choices)
     n_choice = len(computed)
-    prompts = [f"{context} {answer}" for (context, _), answer in zip(pairs, "abcde", strict=True)]
-    settings = {"until": ["\n\n"], "do_sample": False}
-    # As lm-eval repeats a request; those with other settings are in other batches.
-    twice = [
-        request
-        for n, prompt in enumerate(prompts)
-        for to in [settings | {"max_gen_toks": 2 + n % 2}]
-        for request in [Instance("generate_until", {}, (prompt, to), 0, ("generation", n, 2))] * 2
-    ]
-    lm.generate_until(twice)
-    expected = {
-        ("choice", d): first_batch([i for i, a in zip(inputs, documents, strict=True) if a[1] == d])
-        for d in range(3)
-    }
-    expected |= {("generation", n): first_batch([prompt]) for n, prompt in enumerate(prompts)}
+    for number, (context, _) in enumerate(pairs):
+        prompt = f"{context} {'abcde'[number]}"
+        texts["generation", number] = [prompt]
+        # As lm-eval repeats a request; those with other settings are in other batches.
+        asked = (prompt, {"until": ["\n\n"], "do_sample": False, "max_gen_toks": 2 + number % 2})
+        generations += [Instance("generate_until", {}, asked, 0, ("generation", number, 2))] * 2
+    lm.generate_until(generations)
+    expected = {document: first_batch(rows) for document, rows in texts.items()}
     assert lm.batches == expected
     assert max(lm.batches["choice", number] for number in range(3)) < n_choice
     assert len(set(expected.values())) > 2 or size == 5, "the batches tell nothing"
