@@ -53,81 +53,63 @@ def _gemma_pixels(n_images: int, tokens: Tensor) -> Inputs:
     }
 
 
-def _llava() -> PreTrainedModel:
+def _llava() -> LlavaConfig:
     vision = {"hidden_size": 32, "intermediate_size": 48, "image_size": 8, "patch_size": 4}
-    return transformers.LlavaForConditionalGeneration(
-        LlavaConfig(
-            text_config=small_config(OlmoeConfig, {}),
-            vision_config=CLIPVisionConfig(num_hidden_layers=2, num_attention_heads=4, **vision),
-            image_token_index=IMAGE,
-        )
+    return LlavaConfig(
+        text_config=small_config(OlmoeConfig, {}),
+        vision_config=CLIPVisionConfig(num_hidden_layers=2, num_attention_heads=4, **vision),
+        image_token_index=IMAGE,
     )
 
 
-def _small(class_name: str, **settings: Any) -> Callable[[], PreTrainedModel]:
-    """Return what makes a small model of a class of transformers."""
-
-    def make() -> PreTrainedModel:
-        model_class = getattr(transformers, class_name)
-        return model_class(small_config(model_class.config_class, settings))
-
-    return make
-
-
 _VISION = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
-_DEEP = {"vision_config": {**_VISION, "depth": 2, "deepstack_visual_indexes": (0,)}}
+_DEEP = {"deepstack_visual_indexes": (0,)}
 _MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 _TEXT = {"text_config": {"rope_parameters": _MROPE}}
 
-_FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[int, Tensor], Inputs]]] = {
-    "llava": (_llava, _pixels),
+_FAMILIES: dict[str, tuple[str, Callable[[int, Tensor], Inputs], dict[str, Any]]] = {
+    "llava": ("LlavaForConditionalGeneration", _pixels, {}),
     "aria": (
-        _small(
-            "AriaForConditionalGeneration",
-            image_token_index=IMAGE,
-            projector_patch_to_query_dict={4: N_IMAGE},
-            vision_config={"image_size": 8, "patch_size": 4},
-        ),
+        "AriaForConditionalGeneration",
         _aria_pixels,
+        {
+            "image_token_index": IMAGE,
+            "projector_patch_to_query_dict": {4: N_IMAGE},
+            "vision_config": {"image_size": 8, "patch_size": 4},
+        },
     ),
     "qwen3_vl_moe": (
-        _small("Qwen3VLMoeForConditionalGeneration", **PLACE, **_DEEP, **_TEXT),
+        "Qwen3VLMoeForConditionalGeneration",
         _qwen_pixels,
+        PLACE | _TEXT | {"vision_config": {**_VISION, "depth": 2, **_DEEP}},
     ),
     "glm4v_moe": (
-        _small(
-            "Glm4vMoeForConditionalGeneration",
-            **PLACE,
-            **EXCEPTIONS["glm4v_moe"],
-            vision_config=_VISION,
-        ),
+        "Glm4vMoeForConditionalGeneration",
         _qwen_pixels,
+        PLACE | EXCEPTIONS["glm4v_moe"] | {"vision_config": _VISION},
     ),
     "qwen3_5_moe": (
-        _small("Qwen3_5MoeForConditionalGeneration", **PLACE, vision_config=_VISION),
+        "Qwen3_5MoeForConditionalGeneration",
         _qwen_pixels,
+        PLACE | {"vision_config": _VISION},
     ),
     "qwen3_omni_moe": (
-        _small(
-            "Qwen3OmniMoeThinkerForConditionalGeneration",
-            **PLACE,
-            **_TEXT,
-            vision_start_token_id=START,
-            audio_start_token_id=START + 1,
-            vision_config={**_VISION, "deepstack_visual_indexes": (0,)},
-        ),
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
         _omni_pixels,
+        PLACE
+        | _TEXT
+        | {"vision_start_token_id": START, "audio_start_token_id": START + 1}
+        | {"vision_config": _VISION | _DEEP},
     ),
     "gemma4": (
-        _small(
-            "Gemma4ForConditionalGeneration",
-            **PLACE,
-            text_config={"enable_moe_block": True},
-            vision_config={"pooling_kernel_size": 2, "patch_size": 4},
-        ),
+        "Gemma4ForConditionalGeneration",
         _gemma_pixels,
+        PLACE
+        | {"text_config": EXCEPTIONS["gemma4"]}
+        | {"vision_config": {"pooling_kernel_size": 2, "patch_size": 4}},
     ),
 }
+"""Of each family the class, what makes its images, and the settings of its small configuration."""
 
 FAMILIES = tuple(_FAMILIES)
 
@@ -136,7 +118,12 @@ def make(family: str, *, seed: int = 0) -> PreTrainedModel:
     """Return a tiny vision-language model of :data:`FAMILIES`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return with_opinions(_FAMILIES[family][0]())
+        class_name, _, settings = _FAMILIES[family]
+        model_class = getattr(transformers, class_name)
+        config_class = model_class.config_class
+        return with_opinions(
+            model_class(_llava() if family == "llava" else small_config(config_class, settings))
+        )
 
 
 def batch(family: str, images: tuple[int, ...] = (1, 2, 0), *, width: int = 16) -> Inputs:
