@@ -15,15 +15,11 @@ from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import batch, make
 
 
-def chance(number: int) -> float:
-    return min(1.0, FIRST / max(number, 1) + 1 / EVERY)
-
-
 def test_layers_are_examined_by_chance_and_in_the_first_forwards_all() -> None:
     runs = [[[is_examined(seed, n, of) for of in range(8)] for n in range(1000)] for seed in (1, 2)]
     for run in runs:
         assert all(map(all, run[:3]))
-        expected = sum(chance(n) for n in range(1000))
+        expected = sum(min(1.0, FIRST / max(n, 1) + 1 / EVERY) for n in range(1000))
         assert sum(map(sum, run)) / 8 == pytest.approx(expected, rel=0.15)
     assert runs[0] != runs[1]
 

@@ -17,11 +17,11 @@ from tests.wrapper.mutations import test_mutations
 from tests.wrapper.mutations.mutation import (
     Mutation,
     Setting,
-    Stage,
     capped,
     mutated_run,
-    mutations,
     of_first_call,
+    other_knobs,
+    stage,
 )
 from tests.wrapper.mutations.slips import over_topk, regrouped
 from tests.wrapper.mutations.stages import EXPERTS, MASKS, NUMBERS, SCORES, WHOLE
@@ -77,20 +77,20 @@ SETTINGS = {
     "macs": _calibrated(capped("macs", family="llava"), _modalities),
 }
 
-STAGES: list[Stage] = [
-    ("a similarity is", "hook.decide(calibrated)", SCORES),
-    ("the base of C is", "base_capacity->", WHOLE),
-    ("the set of experts is", "assign_within(set_E)", MASKS),
-    ("the demand is", "batch_demand->", NUMBERS),
-    ("the budget is", "activation_budget->", WHOLE),
-    ("primary experts are", "substitutes(primary_E)", MASKS),
-    ("an expert is served by", "substitutes->", EXPERTS),
-    ("the weight of a token is", "token_weights->", NUMBERS),
-    ("a limit by weight is", "weighted_limits->", NUMBERS),
-    ("images' share is", "weighted_limits(ratio_G)", NUMBERS),
-    ("an expert's modality is", "weighted_limits(bias_E)", NUMBERS),
-    ("hidden states are", "token_weights(hidden_TH)", NUMBERS),
-    ("what fits is", "keep_until_full->", MASKS),
+STAGES = [
+    *stage("a similarity is", "hook.decide(calibrated)", SCORES),
+    *stage("the base of C is", "base_capacity->", WHOLE),
+    *stage("the set of experts is", "assign_within(set_E)", MASKS),
+    *stage("the demand is", "batch_demand->", NUMBERS),
+    *stage("the budget is", "activation_budget->", WHOLE),
+    *stage("primary experts are", "substitutes(primary_E)", MASKS),
+    *stage("an expert is served by", "substitutes->", EXPERTS),
+    *stage("the weight of a token is", "token_weights->", NUMBERS),
+    *stage("a limit by weight is", "weighted_limits->", NUMBERS),
+    *stage("images' share is", "weighted_limits(ratio_G)", NUMBERS),
+    *stage("an expert's modality is", "weighted_limits(bias_E)", NUMBERS),
+    *stage("hidden states are", "token_weights(hidden_TH)", NUMBERS),
+    *stage("what fits is", "keep_until_full->", MASKS),
 ]
 KNOBS: dict[str, list[Any]] = {
     "placement": ["contiguous"],
@@ -166,7 +166,7 @@ SLIPS = [
         lambda groups, _: regrouped(0 * groups.group_T, groups, 1),
     ),
 ]
-MUTATIONS = (*test_mutations.MUTATIONS, *mutations(STAGES, KNOBS), *SLIPS)
+MUTATIONS = (*test_mutations.MUTATIONS, *STAGES, *other_knobs(KNOBS), *SLIPS)
 LONG = ("oea", "sere", "macs")
 REFUSED = dict(zip(SETTINGS, (195, 175, 195, 200, 170, 270), strict=True))
 

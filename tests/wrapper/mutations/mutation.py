@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -226,31 +226,31 @@ def of_first_call(target: str) -> Mutation:
 
 # Stages, each with every change of values like its own, and knobs with other values.
 
-Stage = tuple[str, "str | Callable[..., Mutation]", dict[str, Any]]
-"""A stage, its place or what makes its mutations, and their changes."""
+Change = Callable[[Any], Any]
 
 
-def _with(knob: str, value: Any) -> Mutation:
-    # Ranked candidates that are all of them are the global ones.
-    knobs = {knob: value} | ({"m": 1} if value == "ranked" else {})
-    return Mutation(
-        f"other knobs: {knob}={value}",
-        "hook.decide(method)",
-        lambda method, _call: with_knobs(method, **knobs),
-    )
+def stage(
+    title: str,
+    place: str,
+    changes: dict[str, Change],
+    by: Callable[[Change], Callable[[Any, Any], Any]] = lambda change: lambda x, _call: change(x),
+) -> list[Mutation]:
+    """Return a stage with each of its changes; ``by`` is how a change is made."""
+    return [Mutation(f"{title}: {name}", place, by(change)) for name, change in changes.items()]
 
 
-def mutations(stages: Sequence[Stage], knobs: dict[str, list[Any]]) -> list[Mutation]:
-    """Return each stage with each of its changes, and each knob with each of its other values."""
+def other_knobs(knobs: dict[str, list[Any]]) -> list[Mutation]:
+    """Return each knob with each of its other values."""
 
-    def at(title: str, place: Any, name: str, change: Callable[[Any], Any]) -> Mutation:
-        if callable(place):
-            return place(f"{title}: {name}", change)  # type: ignore[no-any-return]
-        return Mutation(f"{title}: {name}", place, lambda value, _call: change(value))
+    def changed(knob: str, value: Any) -> Callable[[Method, Any], Method]:
+        # Ranked candidates that are all of them are the global ones.
+        other = {knob: value} | ({"m": 1} if value == "ranked" else {})
+        return lambda method, _call: with_knobs(method, **other)
 
     return [
-        *(at(title, place, *of) for title, place, changes in stages for of in changes.items()),
-        *(_with(knob, value) for knob, values in knobs.items() for value in values),
+        Mutation(f"other knobs: {knob}={value}", "hook.decide(method)", changed(knob, value))
+        for knob, values in knobs.items()
+        for value in values
     ]
 
 

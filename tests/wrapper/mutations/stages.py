@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.wrapper.mutations.mutation import Mutation, Stage, mutations
+from tests.wrapper.mutations.mutation import Change, other_knobs, stage
 
 
 def _set(mask: Tensor, place: int, value: bool) -> Tensor:
@@ -104,7 +104,7 @@ GROUPS: dict[str, Callable[[list[int]], list[int]]] = {
 }
 
 
-def _of_others(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
+def _of_others(change: Change) -> Callable[..., Any]:
     """Change the gate's scores of the experts outside a token's top-k; the order stays."""
 
     def other(scores: Any, _call: Any) -> Any:
@@ -112,19 +112,15 @@ def _of_others(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
         changed_TE = change(score_TE).scatter(1, topk_TK, score_TE.gather(1, topk_TK))
         return dataclasses.replace(scores, score_TE=changed_TE, choice_TE=scores.ranking_TE)
 
-    return Mutation(name, "Gate.scores->", other)
+    return other
 
 
-def _of_caller(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
+def _of_caller(change: Change) -> Callable[..., Any]:
     """Change the mask as it is read of the call, for the decision and the definition alike."""
-
-    def other(read: tuple[Tensor, int], _call: Any) -> tuple[Tensor, int]:
-        return change(read[0].bool()), read[1]
-
-    return Mutation(name, "_Forward._mask->", other)
+    return lambda read, _call: (change(read[0].bool()), read[1])
 
 
-def _of_kernel(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
+def _of_kernel(change: Change) -> Callable[..., Any]:
     """The kernel computes with weights that it kept, and the model's were changed in place."""
 
     def stale(kernel: Callable[..., Tensor], call: Any) -> Callable[..., Tensor]:
@@ -141,46 +137,44 @@ def _of_kernel(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
 
         return mutated
 
-    return Mutation(name, "kernel.stock_experts->", stale)
+    return stale
 
 
-def _of_rows(name: str, change: Callable[[Tensor], Tensor]) -> Mutation:
+def _of_rows(change: Change) -> Callable[..., Any]:
     """The kernel multiplies the outputs of pairs by other weights than it is called with."""
-
-    def reweighed(kernel: Callable[..., Tensor], _call: Any) -> Callable[..., Tensor]:
-        return lambda experts, hidden, index, weight: kernel(experts, hidden, index, change(weight))
-
-    return Mutation(name, "kernel.stock_experts->", reweighed)
+    return lambda kernel, _call: (
+        lambda experts, hidden, index, weight: kernel(experts, hidden, index, change(weight))
+    )
 
 
-STAGES: list[Stage] = [
+STAGES = [
     # what a decision is made from
-    ("the mask of real tokens is", "new_columns->", MASKS),
-    ("the mask that the caller gave is", _of_caller, MASKS),
-    ("the tokens that count are", "group_tokens(counted_BS)", MASKS),
-    ("a token's group is", "group_tokens->group_T", NUMBERS),
-    ("a token's rank is", "hook.decide(groups.rank_T)", NUMBERS),
-    ("T is", "hook.decide(groups.tokens)", GROUPS),
-    ("the scores are", "hook.decide(scores.score_TE)", SCORES),
-    ("the gate's scores are", "Gate.scores->score_TE", SCORES),
-    ("images are", "hook.decide(image_T)", MASKS),
-    ("images are found to be", "find_images->", MASKS),
-    ("scores of other experts are", _of_others, SCORES),
-    ("a random number is", "RandomDrop.random_numbers->", NUMBERS),
+    *stage("the mask of real tokens is", "new_columns->", MASKS),
+    *stage("the mask that the caller gave is", "_Forward._mask->", MASKS, _of_caller),
+    *stage("the tokens that count are", "group_tokens(counted_BS)", MASKS),
+    *stage("a token's group is", "group_tokens->group_T", NUMBERS),
+    *stage("a token's rank is", "hook.decide(groups.rank_T)", NUMBERS),
+    *stage("T is", "hook.decide(groups.tokens)", GROUPS),
+    *stage("the scores are", "hook.decide(scores.score_TE)", SCORES),
+    *stage("the gate's scores are", "Gate.scores->score_TE", SCORES),
+    *stage("images are", "hook.decide(image_T)", MASKS),
+    *stage("images are found to be", "find_images->", MASKS),
+    *stage("scores of other experts are", "Gate.scores->", SCORES, _of_others),
+    *stage("a random number is", "RandomDrop.random_numbers->", NUMBERS),
     # capacities, devices, candidates
-    ("C is", "capacity->", WHOLE),
-    ("the Cs are", "Method.limits->", GROUPS),
-    ("amounts by rank are", "by_rank(amount_E)", NUMBERS),
-    ("what may be added is", "addable->", MASKS),
+    *stage("C is", "capacity->", WHOLE),
+    *stage("the Cs are", "Method.limits->", GROUPS),
+    *stage("amounts by rank are", "by_rank(amount_E)", NUMBERS),
+    *stage("what may be added is", "addable->", MASKS),
     # experts of a whole batch
-    ("the silent experts are", "disabled_experts->", MASKS),
+    *stage("the silent experts are", "disabled_experts->", MASKS),
     # what comes of it
-    ("kept pairs are", "hook.decide->keep_TS", MASKS),
-    ("the expert of a pair is", "hook.decide->index_TS", EXPERTS),
-    ("weights are", "hook.combine->", WEIGHTS),
-    ("the kernel's sums are", "kernel.combine->", WEIGHTS),
-    ("the kernel's own copy of the experts is", _of_kernel, COPIES),
-    ("the kernel weighs a pair by", _of_rows, FACTORS),
+    *stage("kept pairs are", "hook.decide->keep_TS", MASKS),
+    *stage("the expert of a pair is", "hook.decide->index_TS", EXPERTS),
+    *stage("weights are", "hook.combine->", WEIGHTS),
+    *stage("the kernel's sums are", "kernel.combine->", WEIGHTS),
+    *stage("the kernel's own copy of the experts is", "kernel.stock_experts->", COPIES, _of_kernel),
+    *stage("the kernel weighs a pair by", "kernel.stock_experts->", FACTORS, _of_rows),
 ]
 
 KNOBS: dict[str, list[Any]] = {
@@ -200,4 +194,4 @@ KNOBS: dict[str, list[Any]] = {
 }
 """Other values of knobs, under each of which decisions are made."""
 
-MUTATIONS = mutations(STAGES, KNOBS)
+MUTATIONS = [*STAGES, *other_knobs(KNOBS)]
