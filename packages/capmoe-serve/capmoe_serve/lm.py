@@ -168,7 +168,7 @@ class CapmoeVllmLM(VLLM):
         return {**self._origin, "date": now(), "threads": torch.get_num_threads()}
 
     def set_batches(
-        self, batch_size: int | str, shuffle: int | None = None, most_tokens: int | None = None
+        self, batch_size: int, shuffle: int | None = None, most_tokens: int | None = None
     ) -> None:
         """Set the engine's requests at a time and tokens of a step, and the order of requests."""
         self.shuffle = shuffle

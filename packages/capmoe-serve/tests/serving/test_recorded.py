@@ -11,10 +11,11 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import TaskId
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.plan import GAMMA_GRID
-from tests.evaluation.test_run import plan
+from tests.records import planned
 
 from capmoe_serve.recording import TraceObserver
 from capmoe_serve.summary import summarise
@@ -23,11 +24,18 @@ from capmoe_serve.trace import load_trace
 NOTES = TaskId("mts_dialog", "capmoe_mts_dialog", "har1/MTS_Dialogue-Clinical_Note", "rougeL")
 
 
+def plan(
+    root: Path, method: Method, *observers: TraceObserver, model: str = "tiny_olmoe"
+) -> CellPlan:
+    words = (f"model={model}", "tasks=obqa", "limit=2", "batch_size=4", "device=cpu")
+    (each,) = planned(*words, f"results_dir={root}")
+    cell = dataclasses.replace(each.cell, method=method)
+    return dataclasses.replace(each, cell=cell, observers=observers)
+
+
 @pytest.mark.parametrize("method", [create_method("baseline"), create_method("score", 1.0)])
 def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> None:
-    traced = plan(
-        tmp_path / "results", method, observers=(TraceObserver(str(tmp_path / "traces")),)
-    )
+    traced = plan(tmp_path / "results", method, TraceObserver(str(tmp_path / "traces")))
     plain = plan(tmp_path / "plain", method)
     (record,), (without,) = run([traced]).records, run([plain]).records
     assert record.path.name == without.path.name
@@ -66,8 +74,8 @@ def test_it_has_every_decode_step_whatever_the_method_concerns(tmp_path: Path) -
 
     for name, method in methods.items():
         # Answers of a trained model end, and not all at once.
-        observers = (TraceObserver(str(tmp_path / name / "traces")),)
-        asked = plan(tmp_path / name, method, model="zoo:olmoe", observers=observers)
+        observer = TraceObserver(str(tmp_path / name / "traces"))
+        asked = plan(tmp_path / name, method, observer, model="zoo_olmoe")
         cell = dataclasses.replace(asked.cell, task=NOTES, limit=4)
         (records[name],) = run([dataclasses.replace(asked, cell=cell)]).records
         (path,) = (tmp_path / name / "traces").rglob("*.npz")
@@ -86,8 +94,8 @@ def test_it_has_every_decode_step_whatever_the_method_concerns(tmp_path: Path) -
 
 
 def test_it_ends_with_the_forward_that_reaches_the_limit(tmp_path: Path) -> None:
-    observers = (TraceObserver(str(tmp_path / "traces"), trace_tokens=1),)
-    asked = plan(tmp_path / "results", create_method("baseline"), observers=observers)
+    observer = TraceObserver(str(tmp_path / "traces"), trace_tokens=1)
+    asked = plan(tmp_path / "results", create_method("baseline"), observer)
     asked = dataclasses.replace(asked, cell=dataclasses.replace(asked.cell, batch_size=1))
     (record,) = run([asked]).records
     (path,) = (tmp_path / "traces").rglob("*.npz")
