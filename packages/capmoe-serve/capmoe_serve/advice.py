@@ -97,7 +97,12 @@ def advise(
         settings = with_changes(settings, records, ranks)
     axis, chosen = axis_of(settings), choose(settings, at_most_points, at_least_speedup)
     settings["is_on_front"] = is_on_front(settings, axis)
-    budget = budget_in_words(at_most_points, at_least_speedup)
+    asked = []
+    if at_most_points is not None:
+        asked.append(f"at most {_counted(at_most_points, 'point')} lost")
+    if at_least_speedup is not None:
+        asked.append(f"an expert step at least {at_least_speedup:g}× as fast")
+    budget = " and ".join(asked)
     files: dict[str, tuple[str, str]] = {}
     if chosen is None or settings.loc[chosen, "kind"] != UNCHANGED:
         placed = slots
@@ -412,16 +417,6 @@ def choose(
 # The answer in words.
 
 
-def budget_in_words(at_most_points: float | None, at_least_speedup: float | None) -> str:
-    """Return what is asked."""
-    asked = []
-    if at_most_points is not None:
-        asked.append(f"at most {_counted(at_most_points, 'point')} lost")
-    if at_least_speedup is not None:
-        asked.append(f"an expert step at least {at_least_speedup:g}× as fast")
-    return " and ".join(asked)
-
-
 def reason(
     settings: pd.DataFrame, chosen: int | None, budget: str, at_least_speedup: float | None
 ) -> str:
@@ -446,10 +441,18 @@ def reason(
         return f"{sentence}: {len(fast)} capacities are fast enough{lost}; {reach}."
     row: Any = settings.loc[chosen]
     if row["kind"] == "capacity":
+        price = f"it drops {row['drop_rate']:.1%} of the pairs"
+        if not math.isnan(row["dropped_score"]):
+            price += f" with {row['dropped_score']:.1%} of the gate scores"
+        if math.isnan(row["effect"]):
+            price += ", and what the answers lose is not known"
+        else:
+            tasks = _counted(len(row["tasks"]), "task")
+            price += f" and changes accuracy by {change_in_words(row)} points on {tasks}"
         return (
             f"{row['title']}: the fullest rank gets {row['straggler']:.2f} instead of "
             f"{settings['straggler'].iloc[0]:.2f} times the mean load, so that the expert step is "
-            f"at most {row['speedup']:.2f}× as fast; {_price(row)}; {reach}."
+            f"at most {row['speedup']:.2f}× as fast; {price}; {reach}."
         )
     if row["kind"] == UNCHANGED:
         return f"Nothing need change: as it is served, it keeps the budget ({budget})."
@@ -458,16 +461,6 @@ def reason(
         f"Lossless load balancing reaches this, no capacity is needed: {row['title']} makes the "
         f"expert step at most {row['speedup']:.2f}× as fast, with {copies}."
     )
-
-
-def _price(row: Any) -> str:
-    drops = f"it drops {row['drop_rate']:.1%} of the pairs"
-    if not math.isnan(row["dropped_score"]):
-        drops += f" with {row['dropped_score']:.1%} of the gate scores"
-    if math.isnan(row["effect"]):
-        return f"{drops}, and what the answers lose is not known"
-    tasks = _counted(len(row["tasks"]), "task")
-    return f"{drops} and changes accuracy by {change_in_words(row)} points on {tasks}"
 
 
 def change_in_words(row: Any) -> str:

@@ -23,11 +23,6 @@ JSON: Final = "advice.json"
 
 def main(arguments: Sequence[str]) -> None:
     """Advise, write the files, and exit: 0 done, also where nothing is recommended; 2 bad input."""
-    options = vars(_parser().parse_args(arguments))
-    sys.exit(run_command(lambda: _command(**options)))
-
-
-def _parser() -> Parser:
     parser = Parser(
         prog="capmoe-eval advise",
         description="Compare dropping with lossless load balancing on the routing of a server, and "
@@ -78,7 +73,8 @@ def _parser() -> Parser:
         default=Path("advice"),
         help="directory of what is written (default: advice)",
     )
-    return parser
+    options = vars(parser.parse_args(arguments))
+    sys.exit(run_command(lambda: _command(**options)))
 
 
 def _command(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.files import read_bytes
 
-from capmoe_serve.readers.recordings import read_counts, read_sglang
+from capmoe_serve.readers.recordings import read_sglang
 from capmoe_serve.readers.responses import read_responses
 from capmoe_serve.trace import OWN_ARRAYS, SUFFIX, Trace, check_regular, load_trace
 
@@ -24,8 +21,8 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
 
     Args:
         path: Ours (``.npz``), responses of vLLM or SGLang (``.jsonl``, or a ``.json`` list of
-            them), SGLang's recording (``.pt``) or counts (``.json``), a directory of its ranks'
-            recordings, or ``example``.
+            them), SGLang's recording (``.pt``), a directory of its ranks' recordings, or
+            ``example``.
         n_experts: Routed experts E of a layer, which responses do not say.
         top_k: Experts K of a token, which SGLang's responses do not say.
 
@@ -45,9 +42,19 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
                 "and a model's records by --results"
             )
         trace = read_sglang(files, n_experts)
-    else:
+    elif path.suffix == SUFFIX:
+        trace = load_trace(path)
+    elif path.suffix in (".json", ".jsonl"):
         check_regular(path)
-        trace = _in_file(path, n_experts, top_k)
+        trace = read_responses(path, n_experts, top_k)
+    elif path.suffix == ".pt":
+        trace = read_sglang([path], n_experts)
+    else:
+        raise UsageError(
+            f"{shown(path)}: not the name of a trace; must be a file that ends in {SUFFIX} (ours), "
+            ".jsonl (responses of vLLM or SGLang, or a .json list of them) or .pt (SGLang's "
+            f"recording); for {OWN_ARRAYS}"
+        )
     for field, option, asked, value in (
         ("experts", "--experts", n_experts, trace.n_experts),
         ("top_k", "--top-k", top_k, trace.top_k),
@@ -55,24 +62,3 @@ def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = Non
         if asked not in (None, value) and value is not None:
             raise UsageError(f"{field}={asked}: {shown(path)} has {value}; leave {option} out")
     return trace
-
-
-def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
-    if path.suffix == SUFFIX:
-        return load_trace(path)
-    content: Any = None
-    if path.suffix == ".json":
-        with suppress(ValueError, RecursionError):  # then it is not the name of a trace
-            content = json.loads(read_bytes(path))
-    fields = content.keys() if isinstance(content, dict) else set()
-    if path.suffix == ".jsonl" or isinstance(content, list) or fields & {"choices", "meta_info"}:
-        return read_responses(path, n_experts, top_k)
-    if "logical_count" in fields:
-        return read_counts(content, path)
-    if path.suffix == ".pt":
-        return read_sglang([path], n_experts)
-    raise UsageError(
-        f"{shown(path)}: not the name of a trace; must be a file that ends in {SUFFIX} (ours), "
-        ".jsonl (responses of vLLM or SGLang, or a .json list of them), .pt or .json "
-        f"(SGLang's recordings and counts); for {OWN_ARRAYS}"
-    )

@@ -1,10 +1,9 @@
-"""Read SGLang's recordings: the ``.pt`` of its recorder, and ``.json`` of counts.
+"""Read SGLang's recordings.
 
 The recorder of expert distributions: ``python/sglang/srt/eplb/expert_distribution.py`` of
 sgl-project/sglang (commit 02295fe5), ``_StatAccumulator.dump`` and ``_DetailAccumulator.dump``;
 ``forward_mode`` is a ``ForwardMode`` of ``python/sglang/srt/model_executor/forward_batch_info.py``
-(commit 003bbaf9). ``logical_count`` in a ``.json`` is what ``--init-expert-location`` reads
-(``compute_initial_expert_location_metadata`` of ``expert_location.py``, commit 01fec5c).
+(commit 003bbaf9).
 """
 
 from __future__ import annotations
@@ -64,24 +63,12 @@ def read_sglang(paths: Sequence[Path], n_experts: int | None = None) -> Trace:
         return _recorded(contents, n_experts)
 
 
-def read_counts(content: Mapping[str, Any], path: Path) -> Trace:
-    """Read ``logical_count`` of a ``.json``: counts [L, E], or of every step [S, L, E].
-
-    Raises:
-        UsageError: If they are no whole numbers of one shape.
-    """
-    with reading(path, "unexpected layout", "give logical_count as [layers, experts]"):
-        return counted(np.array(content["logical_count"]), "sglang logical_count")
-
-
 def counted(count_SLE: Array, source: str) -> Trace:
-    """Return counts [S, L, E] or [L, E] as a trace, without steps and layers that have none."""
-    if count_SLE.ndim not in (2, 3):
+    """Return counts [S, L, E] as a trace, without steps and layers that have none."""
+    if count_SLE.ndim != 3:
         raise UsageError(
-            f"logical_count: {list(count_SLE.shape)}; must be [steps, layers, experts], or summed "
-            "over steps"
+            f"logical_count: {list(count_SLE.shape)}; must be [steps, layers, experts]"
         )
-    count_SLE = count_SLE.reshape(-1, *count_SLE.shape[-2:])  # a sum over steps has none
     steps, layers = (np.flatnonzero(count_SLE.any(axis=axes)) for axes in ((1, 2), (0, 2)))
     if not len(steps):
         raise UsageError("logical_count: all are 0; no token was recorded")

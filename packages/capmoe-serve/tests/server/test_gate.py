@@ -70,13 +70,6 @@ def test_groups_biases_and_scales_are_read(
 
 
 @of_vllm
-@pytest.mark.parametrize("renormalize", [False, True])
-def test_a_softmax_without_groups_is_read(renormalize: bool) -> None:
-    gate = read_gate("layer", router_of("cpu_router", renormalize=renormalize))
-    assert (gate.recipe.groups, gate.recipe.normalises) == ("none", renormalize)
-
-
-@of_vllm
 def test_a_routing_function_of_a_model_s_own_is_refused() -> None:
     def squared(gating_output: torch.Tensor, topk: int, **_: Any) -> Any:
         return gating_output.softmax(dim=-1).square().topk(topk, dim=-1)

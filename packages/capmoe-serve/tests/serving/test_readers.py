@@ -336,18 +336,6 @@ def test_recordings_of_several_ranks_are_one_trace(tmp_path: Path) -> None:
             read_trace(tmp_path)
 
 
-def test_counts_in_json(tmp_path: Path) -> None:
-    """As SGLang's --init-expert-location reads them, and ``advise`` writes them."""
-    path = tmp_path / "counts.json"
-    path.write_text(json.dumps({"logical_count": [[0, 0, 0], [4, 1, 1]]}))
-    trace = read_trace(path)
-    assert trace.loads().tolist() == [[[4, 1, 1]]]
-    assert trace.source == "sglang logical_count; without layer 0, which recorded no expert"
-    path.write_text(json.dumps({"logical_count": [[0.5, 1], [4]]}))
-    with pytest.raises(UsageError, match=r"counts\.json: unexpected layout"):
-        read_trace(path)
-
-
 @pytest.mark.parametrize(
     ("content", "part"),
     [

@@ -49,7 +49,7 @@ REFUSED = {
         },
         "records --at-most-points 1 --ranks 8": "is a directory without recordings",
         "nowhere.npz --at-most-points 1": "no such file",
-        "record.json --at-most-points 1": "not the name of a trace",
+        "record.json --at-most-points 1 --experts 8": "no response of vLLM or SGLang",
         "traces/fifo.npz --at-most-points 1": "no regular file",
     },
     "loads": {
