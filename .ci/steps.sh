@@ -118,7 +118,7 @@ wheel() {
 declare -A inputs=(
   [server]="packages/capmoe-serve capmoe_eval/wrapper capmoe_eval/routing .ci/vllm lock"
   [serve]="packages/capmoe-serve packages/capmoe-methods packages/capmoe-bench packages/capmoe-report capmoe_eval conf tests results/zoo lock"
-  [methods]="packages/capmoe-methods capmoe_eval conf tests results lock"
+  [methods]="packages/capmoe-methods packages/capmoe-bench capmoe_eval conf tests results lock"
   [report]="packages/capmoe-report packages/capmoe-bench capmoe_eval conf tests results docs/zoo lock"
   [bench]="packages/capmoe-bench capmoe_eval conf tests results lock"
   [benchmarks]="benchmarks packages/capmoe-bench capmoe_eval conf tests results/bench lock"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from capmoe_bench.timings import read_evaluation
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 LOST: Final = ("lost", "lost_low", "lost_high")
 _DROP: Final = method_title("score")
+_KINDS: Final = {"prompts": "questions", "decode steps": "generation"}
 _BOUNDED: Final = {
     "activated": "activated experts /\nwithout a limit",
     "expert_peak": "fullest expert /\nmean load",
@@ -30,6 +32,10 @@ _KNOBS: Final = {
     "expert_budget": "budget",
     "min_similarity": "similarity",
     "viable_score": "score",
+}
+_LOSSLESS: Final = {  # a line and its dash, by what a method's name has before a +
+    "EPLB": ("EPLB+R, nothing dropped", "--"),
+    "LPLB": ("LPLB+R, nothing dropped", ":"),
 }
 _NO_LIMIT: Final[d.Look] = {
     **{"color": d.GREY, "linestyle": "", "marker": "x", "markersize": 5, "markeredgewidth": 1.5}
@@ -69,9 +75,7 @@ def settings(sources: Sources) -> pd.DataFrame:
     """
     import pandas as pd
 
-    results = sources.results
-    limited = sources.cells(*(part for part in sources.parts if part != "stock"))
-    limited["of"] = limited["decode"].eq("only").map({True: "generation", False: "questions"})
+    results, limited = sources.results, _limited(sources)
     # Ranks are known where there are some; stock cells may be older than counts of activation.
     has_ranks = results.cells["ep_size"].fillna(1) > 1
     for limit, when in (("", "after"), ("unlimited_", "before")):
@@ -81,10 +85,8 @@ def settings(sources: Sources) -> pd.DataFrame:
     limited["line"] = limited["name"] = _lines(limited)
     limited[[*_KNOBS]] = limited[[*_KNOBS]].astype(float).fillna(0.0)
     stock, rows = sources.cells("stock"), []
-    for of, model in itertools.product(("questions", "generation"), sources.models):
-        asked = set(limited["task"][limited["of"] == of])
-        tasks = {task: name for task, name in sources.tasks.items() if task in asked}
-        title = sources.models[model]
+    for of, model in itertools.product(_KINDS.values(), sources.models):
+        tasks, title = _tasks(sources, of), sources.models[model]
         about = {"of": f"{of} ({', '.join(tasks.values())})", "model": title}
         of_model = limited[(limited["of"] == of) & (limited["model"] == model)]
         of_stock = stock[stock["model"] == model]
@@ -98,6 +100,20 @@ def settings(sources: Sources) -> pd.DataFrame:
     lines = frame.groupby(["of", "model", "line"], sort=False)
     rising = [same.sort_values([*_KNOBS], kind="stable") for _, same in lines]
     return pd.concat(rising, ignore_index=True) if rising else frame
+
+
+def _limited(sources: Sources) -> pd.DataFrame:
+    """Return the cells of all parts but the stock's; ``of`` are the forwards that they bound."""
+    cells = sources.cells(*(part for part in sources.parts if part != "stock"))
+    kinds = {True: _KINDS["decode steps"], False: _KINDS["prompts"]}
+    return cells.assign(of=cells["decode"].eq("only").map(kinds))
+
+
+def _tasks(sources: Sources, of: str) -> dict[str, str]:
+    """Return the titles of the tasks that have bounded forwards of a kind."""
+    cells = _limited(sources)
+    asked = set(cells["task"][cells["of"] == of])
+    return {task: title for task, title in sources.tasks.items() if task in asked}
 
 
 def _lines(cells: pd.DataFrame) -> pd.Series[str]:
@@ -162,16 +178,53 @@ def _by_method(rows: pd.DataFrame) -> Figure:
         grow = [f"{name} {low:g} → {high:g}" for name, (low, high) in ends.items() if low < high]
         title = ": ".join([line, *([", ".join(grow)] if grow else [])])
         panels[title] = pd.concat([drops, same.assign(name=same["model"])])
-    canvas = _multiples(panels, _BOUNDED, markers)
+    canvas, _ = _multiples(panels, _BOUNDED, markers)
     canvas.suptitle("; ".join(rows["of"].unique()))
     d.legend(canvas, 2)
     return canvas
 
 
+def ranks(sources: Sources) -> pd.DataFrame:
+    """Return what budgets of ranks lose against the fullest rank, and balancing without loss.
+
+    Balancing, a row without points, is that of the figure's tasks; what was planned on another task
+    is left out.
+    """
+    import pandas as pd
+
+    rows = settings(sources)
+    file = sources.bench / "placement.json"
+    if not file.is_file():
+        sources.notes.append(
+            "No line of lossless load balancing: capmoe-eval bench placement makes it."
+        )
+        return rows
+    balances = pd.DataFrame(read_evaluation(file)["balances"])
+    names = {kind: name for kind, (name, _) in _LOSSLESS.items()}
+    balances["line"] = balances["method"].str.partition("+")[0].map(names)
+    is_shown = balances["planned_on"].eq(balances["judged_on"]) & balances["line"].notna()
+    is_shown &= balances["model"].isin(sources.models) & balances["judged_on"].isin(sources.tasks)
+    balances = balances[is_shown & balances["method"].str.contains("+", regex=False)]
+    sides = [rows]
+    for of, kind in _KINDS.items():
+        same = balances[balances["of"] == of]
+        order = same["model"].map([*sources.models].index).argsort(kind="stable")
+        titles = f"{kind} ({', '.join(_tasks(sources, kind).values())})"
+        models = same["model"].map(sources.models)
+        lines = same.assign(of=titles, model=models, rank_peak=same["straggler"]).iloc[order]
+        if len(lines):
+            sides.append(lines.reindex(columns=rows.columns).astype(rows.dtypes.to_dict()))
+        # Only where there is a panel for it.
+        if len(lines) and rows["of"].str.startswith(kind).any():
+            judged = ", ".join(sorted(same["judged_on"].map(sources.tasks).unique()))
+            sources.notes.append(f"Balancing of {kind} was measured on {judged}.")
+    return pd.concat(sides, ignore_index=True)
+
+
 @figure(
     "not in the paper",
     "Points lost against the fullest rank: rerouting under device budgets beside Token Drop",
-    settings,
+    ranks,
     words=_WORDS,
     experiment="comparators",
     parts=("stock", "drop_on_ranks", "reroute", "reroute_steps"),
@@ -180,18 +233,26 @@ def comparators_ranks(rows: pd.DataFrame) -> Figure:
     """A panel for each model: points lost against no limit, paired by document, with 95 % intervals
     over documents, against the highest load of a rank over the mean load, mean over forwards and
     layers. {multiples} Each rank bounds its own tokens. Of generation decode steps alone are
-    bounded.
+    bounded. Upright: the fullest rank with the experts replicated by EPLB (dashed) or LPLB
+    (dotted), one more slot a rank, which drops nothing.
     """
-    rows = rows.assign(name=rows["line"])
-    panels = {f"{model}, {of}": same for (of, model), same in d.each(rows, ["of", "model"])}
-    canvas = _multiples(panels, _RANK, dict.fromkeys(rows["model"], "o"))
+    dashes = dict(_LOSSLESS.values())
+    is_balanced = rows["line"].isin(dashes)
+    limits = rows[~is_balanced].assign(name=rows["line"])
+    panels = {f"{model}, {of}": same for (of, model), same in d.each(limits, ["of", "model"])}
+    canvas, grid = _multiples(panels, _RANK, dict.fromkeys(rows["model"], "o"))
+    titles = rows["model"] + ", " + rows["of"]
+    for title, (axes,) in zip(panels, grid, strict=False):
+        upright = rows[is_balanced & (titles == title)]
+        for line, peak in zip(upright["line"], upright["rank_peak"], strict=True):
+            d.rule(axes, peak, dashes[line], 0.8, line, is_upright=True)
     d.legend(canvas, 2)
     return canvas
 
 
 def _multiples(
     panels: Mapping[str, pd.DataFrame], loads: Mapping[str, str], markers: Mapping[str, str]
-) -> Figure:
+) -> tuple[Figure, Any]:
     """Draw a row of panels, one for each load, for the settings of each title.
 
     Token Drop is grey, and the line of another setting has its ``name``; markers are of models.
@@ -219,4 +280,4 @@ def _multiples(
         axes.set_ylabel("points lost")
     # Without the marker of a model in the legend.
     grid[-1][-1].plot([], [], **_REFERENCE, label=_DROP)
-    return canvas
+    return canvas, grid
