@@ -37,7 +37,7 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "capmoe-report": frozenset({"claims", "replicate", "report"}),
     "capmoe-serve": frozenset(
         {
-            *("advise", "loads", "bench server", "backend=vllm"),
+            *("advise", "loads", "bench placement", "bench server", "backend=vllm"),
             *("save_trace", "trace_tokens"),
         }
     ),

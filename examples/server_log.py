@@ -8,20 +8,23 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from capmoe_serve.advice import trace_settings
+from capmoe_serve.placements import compare
 from capmoe_serve.readers.formats import read_trace
+from capmoe_serve.summary import ALL, summarise
 
 EXAMPLE = "example"
 RANKS = 8
 
 
 def main(path: str = EXAMPLE, experts: str | None = None) -> None:
-    """Print the straggler factor and the drops of placements and capacities."""
+    """Print drops by γ, and the straggler factor of every placement."""
     trace = read_trace(Path(path), n_experts=None if experts is None else int(experts))
-    slots = -(-(trace.n_experts + 1) // RANKS)  # of a rank, one more than the experts need
+    _, capacities = summarise(trace, (1.0, 1.5, 2.0), ranks=RANKS)
+    for gamma, share in capacities.loc[ALL, "dropped"].items():
+        print(f"gamma {gamma:g}: {share:.1%} dropped")
     # Plans on the first half of the steps, judges on the second.
-    settings = trace_settings(trace, (1.0, 1.5, 2.0), RANKS, slots)
-    print(settings[["title", "straggler", "drop_rate"]].to_string(index=False))
+    for name, straggler in compare(trace.loads(), ranks=RANKS)["straggler"].items():
+        print(f"{name:16} straggler factor {straggler:.2f}")
 
 
 if __name__ == "__main__":

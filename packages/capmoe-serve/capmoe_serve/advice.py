@@ -24,7 +24,7 @@ from capmoe_report.evidence import Evidence, Side
 
 from capmoe_serve.exports import placement_files
 from capmoe_serve.loads import json_rows
-from capmoe_serve.placements import SlotPlan, contiguous, plan_eplb
+from capmoe_serve.placements import SlotPlan, contiguous, placements
 from capmoe_serve.summary import KEEPERS, Granularity, count, shares
 from capmoe_serve.trace import Trace
 
@@ -201,9 +201,8 @@ def trace_settings(
     plans = {CONTIGUOUS: home}
     if middle := trace.n_steps // 2:  # else nothing is left to judge a plan on
         load_LE = [trace.load(layer)[:middle].sum(axis=0) for layer in range(trace.n_layers)]
-        for each in sorted({home.slots, slots}):
-            placement = plan_eplb(np.stack(load_LE), ranks, each, groups, nodes)
-            plans[f"EPLB+{placement.redundant}" if placement.redundant else "EPLB"] = placement
+        more = [slots - home.slots] if slots > home.slots else []
+        plans = placements(np.stack(load_LE), ranks, more, groups, nodes)
     rows: list[dict[str, Any]] = []
     for name, placement in plans.items():
         is_home = name == CONTIGUOUS

@@ -12,6 +12,10 @@ The fields are those of the servers' public sources:
 - vLLM, ``--eplb-config JSON``: vllm-project/vllm, ``vllm/config/parallel.py``, commit 00193b8,
   ``EPLBConfig``. vLLM plans by what it counts itself; no file gives it a placement to start with:
   pull requests 41141, 49572 and 53022 would, and none is merged.
+- vllm-ascend, ``expert_map_path``: the experts of every device and MoE layer, numbered from 0
+  (vllm-project/vllm-ascend, ``_export_tensor_to_file`` in ``vllm_ascend/eplb/adaptor/
+  vllm_adaptor.py``, commit 39835cbd, writes the same object). It takes no expert twice on a device
+  (``check_expert_placement`` in ``vllm_ascend/eplb/core/eplb_worker.py``, commit 0011ce33).
 
 A field that the server's public source or documentation does not show is left out.
 """
@@ -31,7 +35,8 @@ from capmoe_serve.trace import Trace
 SGLANG: Final = "sglang_expert_location.json"
 TENSORRT_LLM: Final = "moe_load_balancer.yaml"
 VLLM: Final = "vllm_eplb_config.json"
-SERVER_FILES: Final = (SGLANG, TENSORRT_LLM, VLLM)
+VLLM_ASCEND: Final = "vllm_ascend_expert_map.json"
+SERVER_FILES: Final = (SGLANG, TENSORRT_LLM, VLLM, VLLM_ASCEND)
 
 
 def layer_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
@@ -58,7 +63,7 @@ def placement_files(
         "initial_global_assignments": dict(zip(layers, placement.expert_LP.tolist(), strict=True)),
         "layer_updates_per_iter": 0,  # the placement stays
     }
-    return {
+    files = {
         SGLANG: (
             _json({"logical_count": count_LE.tolist()}),
             f"python -m sglang.launch_server … --ep-size {ranks} --ep-num-redundant-experts "
@@ -75,6 +80,24 @@ def placement_files(
             f'"$(cat {VLLM})"  # copies alone: vLLM takes no map from a file',
         ),
     }
+    if placement.held_LRE.sum() == placement.expert_LRN.size:  # no device holds an expert twice
+        ascend = [
+            {
+                "layer_id": layer,
+                "device_count": ranks,
+                "device_list": [
+                    {"device_id": rank, "device_expert": experts}
+                    for rank, experts in enumerate(expert_RN.tolist())
+                ],
+            }
+            for layer, expert_RN in enumerate(placement.expert_LRN)
+        ]
+        files[VLLM_ASCEND] = (
+            _json({"moe_layer_count": len(layers), "layer_list": ascend}),
+            "vllm serve … --enable-expert-parallel --additional-config "
+            f'\'{{"eplb_config": {{"expert_map_path": "{VLLM_ASCEND}"}}}}\'  # on vllm-ascend',
+        )
+    return files
 
 
 def _json(content: dict[str, object]) -> str:

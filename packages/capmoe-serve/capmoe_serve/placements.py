@@ -1,4 +1,4 @@
-"""Place experts into the slots of ranks, and split their pairs over the slots.
+"""Place experts into the slots of ranks, split their pairs over the slots, and judge placements.
 
 EPLB replicates the most loaded experts and packs the replicas into ranks, after the description and
 example in https://github.com/deepseek-ai/EPLB (commit d52c72d), which vLLM and SGLang use as well.
@@ -6,12 +6,18 @@ example in https://github.com/deepseek-ai/EPLB (commit d52c72d), which vLLM and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.registry import CONTIGUOUS
 from capmoe_methods.eplb_placement.packing import pack
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, N slots of a rank, P = R·N slots; X rows
 # (layers or nodes of them), B bins. Of pairs of a token and an expert: I.
@@ -49,6 +55,13 @@ class SlotPlan:
     def expert_LP(self) -> Counts:
         """The expert in every slot, rank after rank."""
         return self.expert_LRN.reshape(len(self.expert_LRN), -1)
+
+    @property
+    def held_LRE(self) -> NDArray[np.bool_]:
+        """True where a rank holds an expert."""
+        held = np.zeros((*self.expert_LRN.shape[:2], self.n_experts), dtype=bool)
+        np.put_along_axis(held, self.expert_LRN, True, axis=2)
+        return held
 
     def split(self, load_SE: Counts, layer: int) -> Counts:
         """Return the pairs that each slot of a layer computes [S, P].
@@ -155,3 +168,88 @@ def _replicate(load_XE: Counts, slots: int) -> tuple[Counts, Counts]:
         copy_XP[:, slot] = expert_X
         count_XE[row_X, expert_X] += 1
     return copy_XP, count_XE
+
+
+# Several placements of the same loads.
+
+
+def compare(
+    load_SLE: ArrayLike,
+    ranks: int,
+    extra_slots: Iterable[int] = (1,),
+    groups: int = 1,
+    nodes: int = 1,
+) -> pd.DataFrame:
+    """Return what every placement of :func:`placements` gives, as :func:`judge`, by its name.
+
+    EPLB plans on the first half of the steps; all are judged on the second.
+
+    Raises:
+        UsageError: For loads that are no whole numbers of pairs, or fewer than two steps.
+    """
+    import pandas as pd
+
+    load_SLE = np.asarray(load_SLE)
+    if load_SLE.ndim != 3 or not load_SLE.size:
+        raise UsageError(f"load_SLE has shape {load_SLE.shape}: give loads of shape [S, L, E]")
+    if load_SLE.dtype.kind not in "ui" or (load_SLE < 0).any():
+        raise UsageError(
+            f"load_SLE has type {load_SLE.dtype}: give numbers of pairs, as integers of at least 0"
+        )
+    if (middle := len(load_SLE) // 2) < 1:
+        raise UsageError(
+            "load_SLE has one step: a placement is planned on other steps than it is judged on; "
+            "give at least 2"
+        )
+    planned = placements(load_SLE[:middle].sum(axis=0), ranks, extra_slots, groups, nodes)
+    rows = {name: judge(load_SLE[middle:], placement) for name, placement in planned.items()}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("placement")
+
+
+def placements(
+    load_LE: Counts,
+    ranks: int,
+    extra_slots: Iterable[int] = (1,),
+    groups: int = 1,
+    nodes: int = 1,
+) -> dict[str, SlotPlan]:
+    """Return contiguous placement and those of EPLB for summed loads, by their names.
+
+    EPLB has the fewest slots that hold all experts, and so many more on every rank; ``groups`` and
+    ``nodes`` are those of :func:`plan_eplb`. Where R does not divide E, all have copies.
+    """
+    layers, n_experts = load_LE.shape
+    plans = {CONTIGUOUS: contiguous(layers, n_experts, ranks)}
+    for extra in (0, *extra_slots):
+        placement = plan_eplb(load_LE, ranks, plans[CONTIGUOUS].slots + extra, groups, nodes)
+        plans[f"EPLB+{placement.redundant}" if placement.redundant else "EPLB"] = placement
+    return plans
+
+
+def judge(
+    load_SLE: Counts, placement: SlotPlan, asked_SLE: Counts | None = None
+) -> dict[str, float]:
+    """Return what a placement gives on loads, which must not be those it was planned on.
+
+    - ``straggler``: load of the fullest rank over the mean rank load before any drop, the mean over
+      the steps and layers that have a pair: as ``peak.device_after`` of a record's layers
+    - ``worst``: the highest of them
+    - ``extra``: copies of experts in a layer
+    - ``drop_rate``: share of the pairs that no rank computes; ``asked_SLE`` are the loads before a
+      capacity came first
+    """
+    asked_SL = (load_SLE if asked_SLE is None else asked_SLE).sum(axis=2)
+    fullest_SL = np.stack(
+        [
+            placement.rank_load(load_SLE[:, layer], layer).max(axis=1)
+            for layer in range(load_SLE.shape[1])
+        ],
+        axis=1,
+    )
+    straggler_SL = fullest_SL * placement.ranks / np.where(asked_SL, asked_SL, np.nan)
+    return {
+        "straggler": float(np.nanmean(straggler_SL)),
+        "worst": float(np.nanmax(straggler_SL)),
+        "extra": float(placement.redundant),
+        "drop_rate": 1 - float(load_SLE.sum()) / max(int(asked_SL.sum()), 1),
+    }

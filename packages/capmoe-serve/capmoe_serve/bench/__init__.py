@@ -1,4 +1,4 @@
-"""What a server pays for the plugin: ``capmoe-eval bench server``."""
+"""What a server pays, and what placements of experts give: ``capmoe-eval bench NAME``."""
 
 from __future__ import annotations
 

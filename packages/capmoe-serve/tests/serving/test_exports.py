@@ -13,6 +13,7 @@ from capmoe_serve.advice import advise
 from capmoe_serve.placements import plan_eplb
 from capmoe_serve.trace import Trace
 from serving.test_advice import skewed
+from serving.test_placements import PUBLISHED_LOADS, PUBLISHED_MAP
 
 
 def test_a_placement_is_the_same_in_all_files() -> None:
@@ -33,6 +34,23 @@ def test_a_placement_is_the_same_in_all_files() -> None:
         "layer_updates_per_iter": 0,
     }
     assert json.loads(files[exports.VLLM]) == {"num_redundant_experts": 4}
+
+
+def test_vllm_ascend_has_the_experts_of_each_device_once() -> None:
+    """Groups stay on a node: the published example of EPLB, of which no rank has a copy twice."""
+    loads = np.array([PUBLISHED_LOADS])
+    files = exports.placement_files(Trace(12, load_SLE=loads), 8, 2, groups=4, nodes=2)
+    content = json.loads(files[exports.VLLM_ASCEND][0])
+    assert content["moe_layer_count"] == len(content["layer_list"]) == 2
+    for number, layer in enumerate(content["layer_list"]):
+        assert (layer["layer_id"], layer["device_count"]) == (number, 8)
+        devices = layer["device_list"]
+        assert [device["device_id"] for device in devices] == list(range(8))
+        experts = [expert for device in devices for expert in device["device_expert"]]
+        assert experts == PUBLISHED_MAP[number]
+    # Three copies of one expert do not fit on two ranks once each.
+    hot = Trace(2, load_SLE=np.array([[[9, 1]]]))
+    assert exports.VLLM_ASCEND not in exports.placement_files(hot, 2, 2)
 
 
 def test_layers_without_numbers_of_their_own_are_numbered_by_place() -> None:

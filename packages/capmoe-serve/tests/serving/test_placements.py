@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from capmoe_eval.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capmoe_serve.placements import SlotPlan, contiguous, plan_eplb
+from capmoe_serve.placements import SlotPlan, compare, contiguous, judge, plan_eplb
 
 # The example of https://github.com/deepseek-ai/EPLB (README.md at commit d52c72d).
 PUBLISHED_LOADS = np.array(
@@ -86,16 +88,63 @@ def test_eplb_follows_its_definition_and_every_pair_is_computed_once(
     assert (counted_SP == placement.split(load_SE, 0)).all()
 
 
-def test_replicas_take_pairs_in_turn_from_the_first_rank() -> None:
-    load_SE = np.array([[6, 2, 1, 0], [0, 0, 3, 1], [0, 0, 0, 0]])
-    assert contiguous(1, 4, 2).rank_load(load_SE, 0).tolist() == [[8, 1], [0, 4], [0, 0]]
+def test_outcomes_count_by_hand() -> None:
+    load_SLE = np.array([[[6, 2, 1, 0]], [[0, 0, 3, 1]], [[0, 0, 0, 0]]])
+    home = contiguous(1, 4, 2)
+    assert home.rank_load(load_SLE[:, 0], 0).tolist() == [[8, 1], [0, 4], [0, 0]]
+    judged = judge(load_SLE, home)
+    assert judged["straggler"] == pytest.approx((16 / 9 + 2) / 2)  # of the steps with a pair
+    assert judged["worst"] == 2.0
     placement = SlotPlan(np.array([[[0, 1, 2], [2, 3, 0]]]), 4)
     # The only token of 2 goes to rank 0.
-    assert placement.rank_load(load_SE, 0)[0].tolist() == [3 + 2 + 1, 3]
+    assert placement.rank_load(load_SLE[:, 0], 0)[0].tolist() == [3 + 2 + 1, 3]
+    assert judge(load_SLE, placement)["extra"] == 2
 
 
-@pytest.mark.parametrize("knobs", [{"groups": 3}, {"nodes": 3}])
-def test_groups_and_nodes_must_divide(knobs: dict[str, int]) -> None:
-    ((name, value),) = knobs.items()
-    with pytest.raises(UsageError, match=f"^{name}={value}: must divide"):
-        plan_eplb(np.array([[1, 2]]), 2, 1, **knobs)
+def test_placements_are_judged_on_other_steps_than_they_are_planned_on() -> None:
+    load_SLE = np.random.default_rng(3).integers(0, 9, (6, 2, 8))
+    load_SLE[:, :, 0] += 40
+    compared = compare(load_SLE, 4)
+    factors = load_SLE[3:].reshape(-1, 4, 2).sum(axis=2)  # of the second half of the steps
+    expected = (factors.max(axis=1) / factors.mean(axis=1)).mean()
+    assert compared.loc["contiguous", "straggler"] == pytest.approx(expected)
+    assert compared.loc["EPLB+4", "straggler"] < expected
+    stale = compare(np.concatenate([load_SLE[:3, :, ::-1], load_SLE[3:]]), 4)
+    assert stale.loc["EPLB+4", "straggler"] > compared.loc["EPLB+4", "straggler"]
+    assert stale.loc["contiguous"].equals(compared.loc["contiguous"])
+
+
+@pytest.mark.slow
+def test_the_straggler_factor_is_the_meters() -> None:
+    from capmoe_eval import capacity_aware
+    from capmoe_eval.zoo.tiny import tiny_model
+
+    model = tiny_model("olmoe", vocab_size=64)
+    torch.manual_seed(0)
+    with capacity_aware(model, "score", 1.0, ep_size=2, verify=False) as meter:
+        model(input_ids=torch.randint(0, 64, (4, 40)))
+    layers = meter.report()["layers"]
+    load_SLE = np.array([[layer["load_before"] for layer in layers]])
+    judged = judge(load_SLE, contiguous(len(layers), layers[0]["n_experts"], 2))
+    measured = [layer["peak"]["device_before"]["last"] for layer in layers]
+    assert judged["straggler"] == pytest.approx(np.mean(measured), abs=1e-5)
+    assert judged["worst"] == pytest.approx(max(measured), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("load_SLE", "knobs", "part"),
+    [
+        ([[[1, 2]]] * 2, {"groups": 3}, "groups=3"),
+        ([[[1, 2]]] * 2, {"nodes": 3}, "nodes=3"),
+        ([[[1, -2]]] * 2, {}, "load_SLE .* of at least 0"),
+        ([1, 2], {}, r"give loads of shape \[S, L, E\]"),
+        ([[[1, 1]]], {}, "load_SLE has one step: .* give at least 2"),
+        ([[[1, 0.5]]] * 2, {}, "load_SLE has type float64: .* as integers"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_field(
+    load_SLE: Any, knobs: dict[str, int], part: str
+) -> None:
+    with pytest.raises(UsageError, match=part) as error:
+        compare(load_SLE, 2, **knobs)
+    assert "\n" not in str(error.value)
