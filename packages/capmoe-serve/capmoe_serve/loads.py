@@ -44,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "source",
         type=PATH,
         help="a trace: of this suite (.npz), responses of vLLM or SGLang (.jsonl, or a list in "
-        ".json), a recording of SGLang (.pt, or a directory of its ranks' files), or example, the "
-        "trace in this package",
+        ".json), a recording of SGLang (.pt, .csv, or a directory of its ranks' files), its counts "
+        "(.json); or example, the trace in this package",
     )
     parser.add_argument("--json", type=PATH, help="also write the summary of every layer to a file")
     add_trace_options(parser)

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import stat
+import zipfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +48,10 @@ Label: TypeAlias = Annotated[
     Predicate(str.isprintable),
     says("text in one line of at most 1,000 characters"),
 ]
+_MOST_LOADS = 2**30  # counts of steps × experts in memory, 8 GiB
 _MOST_KEPT = 2**27  # counts of steps × layers × experts that are kept, 1 GiB
+_MOST_PAIRS = 2**46  # in counts alone: times ranks and slots they still are 64-bit integers
+_HIGHEST_SCORE = float(np.finfo(np.float32).max)  # sums are of single precision
 _NUMBERS = {"u": "unsigned integers", "ui": "integers", "f": "floats", "b": "booleans"}
 
 
@@ -142,6 +146,7 @@ class Trace:
                 f"load_SLE={lowest}: a count must be at least 0 (step {step}, layer {layer}); a "
                 "counter of 32 bits may have overflowed: dump it more often"
             )
+        check_pairs("load_SLE", load_SLE)
         if self.top_k is not None and (load_SLE.sum(axis=2) % self.top_k).any():
             raise UsageError(
                 f"top_k={self.top_k}: a step's counts of a layer are no multiple of it; leave it "
@@ -184,6 +189,9 @@ class Trace:
         """Return the pairs that each expert of a layer got in each step, int64 [S, E].
 
         They are kept for further uses, if they are few.
+
+        Raises:
+            UsageError: If they are too many to be in memory.
         """
         if (load_SE := self._loads.get(layer)) is None:
             load_SE = self._counted(layer)
@@ -196,6 +204,11 @@ class Trace:
             return self.load_SLE[:, layer].astype(np.int64)
         assert self.expert_TLK is not None
         shape = self.n_steps, self.n_experts
+        if shape[0] * shape[1] > _MOST_LOADS:
+            raise UsageError(
+                f"step tokens: {shape[0]:,} steps × {shape[1]} experts are too many counts for the "
+                "memory; take more tokens a step (--step-tokens), or a part of the trace"
+            )
         cell_TK = self.place_T[:, None] * self.n_experts + self.expert_TLK[:, layer]
         return np.bincount(cell_TK.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
 
@@ -294,6 +307,14 @@ def unsigned(ids: Array) -> Array:
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
 
 
+def check_pairs(field: str, counts: Array) -> None:
+    """Refuse counts of which sums would overflow."""
+    if (pairs := float(counts.sum(dtype=np.float64))) > _MOST_PAIRS:
+        raise UsageError(
+            f"{field}: {pairs:.3g} pairs in all; counts may sum to {_MOST_PAIRS:.3g} at most"
+        )
+
+
 def _check_array(field: str, array: Array, kinds: str, *shape: int | str) -> None:
     """Refuse an array of other numbers or another shape; an axis with a name has any length."""
     fits = len(array.shape) == len(shape) and all(
@@ -329,11 +350,13 @@ def _check_ids(id_TK: Array, n_experts: int, layer: int) -> None:
 def _check_scores(score_TK: Array, layer: int) -> None:
     """Refuse gate scores of a layer that are none."""
     is_score_TK = np.isfinite(score_TK) & (score_TK >= 0)
+    if score_TK.dtype.itemsize > 4:
+        is_score_TK &= score_TK <= _HIGHEST_SCORE
     if not is_score_TK.all():
         token, place = (int(number) for number in np.argwhere(~is_score_TK)[0])
         raise UsageError(
             f"score_TLK={score_TK[token, place]}: a gate score of token {token}, layer {layer}; "
-            f"must be at least 0"
+            f"must be from 0 to {_HIGHEST_SCORE:.3g}"
         )
 
 
@@ -344,6 +367,7 @@ SCHEMA: Final = 1
 OWN_ARRAYS: Final = "counts or ids in arrays of your own see docs/how-to/record_traffic.md"
 _ARRAYS: Final = (*ROWS, "decode_S")
 _ABOUT: Final = ("n_experts", "top_k", "layers", "model", "source", "ranks")
+_MOST_UNPACKED: Final = 2**32  # bytes of a compressed array, which a small file may stand for
 
 
 def check_regular(path: Path) -> None:
@@ -360,8 +384,10 @@ def check_regular(path: Path) -> None:
         raise UsageError(f"{shown(path)}: no regular file; save the input in one")
 
 
-def save_trace(trace: Trace, path: Path) -> None:
+def save_trace(trace: Trace, path: Path, *, compress: bool = False) -> None:
     """Write a trace whole, as ``.npz``, which numpy alone reads.
+
+    Without ``compress`` the file can be memory-mapped, whatever its size.
 
     Raises:
         UsageError: For another suffix, or if the file cannot be written.
@@ -369,8 +395,9 @@ def save_trace(trace: Trace, path: Path) -> None:
     _check_suffix(path)
     about = {name: getattr(trace, name) for name in _ABOUT}
     arrays = {name: array for name in _ARRAYS if (array := getattr(trace, name)) is not None}
+    write: Any = np.savez_compressed if compress else np.savez
     with writing("trace", path), whole_file(path) as file:
-        np.savez(file, about=np.array(json.dumps({"schema": SCHEMA, **about})), **arrays)
+        write(file, about=np.array(json.dumps({"schema": SCHEMA, **about})), **arrays)
 
 
 def load_trace(path: Path) -> Trace:
@@ -383,9 +410,18 @@ def load_trace(path: Path) -> Trace:
     check_regular(path)
     fix = "give a file that save_trace=DIR wrote, or copy it again"
     with reading(path, "not a whole trace of this suite", fix):
+        with zipfile.ZipFile(path) as archive:
+            sizes = {member.filename: member.file_size for member in archive.infolist()}
+        if "about.npy" not in sizes:
+            raise UsageError(f"about is not in the archive; for {OWN_ARRAYS}")
+        # An uncompressed array has its bytes in the file, so that only packed ones can surprise.
+        largest = max(sizes, key=sizes.__getitem__)
+        if sizes[largest] > max(_MOST_UNPACKED, path.stat().st_size):
+            raise UsageError(
+                f"{largest}: has {sizes[largest]:,} bytes, too many to unpack; save it "
+                "uncompressed (numpy.savez)"
+            )
         with np.load(path, allow_pickle=False) as arrays:
-            if "about" not in arrays:
-                raise UsageError(f"about is not in the archive; for {OWN_ARRAYS}")
             about = json.loads(str(arrays["about"]))
             content = {name: arrays[name] for name in _ARRAYS if name in arrays}
         newer = about.keys() - {"schema", *_ABOUT}
@@ -394,8 +430,10 @@ def load_trace(path: Path) -> Trace:
                 f"{min(newer, default='schema')}: the file is of another version of this suite; "
                 "update it"
             )
+        if not isinstance(layers := about["layers"], list):
+            raise UsageError(f"layers={shown(layers)}: must be a list of names")
         del about["schema"]
-        return Trace(**content, **about | {"layers": tuple(about["layers"])})
+        return Trace(**content, **about | {"layers": tuple(layers)})
 
 
 def _check_suffix(path: Path) -> None:

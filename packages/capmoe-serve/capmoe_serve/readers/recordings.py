@@ -1,14 +1,18 @@
-"""Read SGLang's recordings.
+"""Read SGLang's recordings: the ``.pt`` of its recorder, older ``.csv``, and ``.json`` of counts.
 
 The recorder of expert distributions: ``python/sglang/srt/eplb/expert_distribution.py`` of
 sgl-project/sglang (commit 02295fe5), ``_StatAccumulator.dump`` and ``_DetailAccumulator.dump``;
 ``forward_mode`` is a ``ForwardMode`` of ``python/sglang/srt/model_executor/forward_batch_info.py``
-(commit 003bbaf9).
+(commit 003bbaf9). Before it, ``dump_record`` of ``python/sglang/srt/managers/
+expert_distribution.py`` wrote a ``.csv`` for each rank, ``layer_id,expert_id,count``, with rank and
+time in its name. ``logical_count`` in a ``.json`` is what ``--init-expert-location`` reads
+(``compute_initial_expert_location_metadata`` of ``expert_location.py``, commit 01fec5c).
 """
 
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +20,13 @@ from typing import Any
 
 import numpy as np
 from capmoe_eval.errors import UsageError, first_line, reading, shown
+from capmoe_eval.routing.knobs import check
 
-from capmoe_serve.trace import Array, Trace, check_regular, unsigned
+from capmoe_serve.trace import Array, ExpertCount, Trace, check_pairs, check_regular, unsigned
 
 _MAP = "last_physical_to_logical_map"
 _IDS, _COUNT = "topk_ids_of_layer", "global_physical_count"
+_NAME = re.compile(r"rank(\d+)_timestamp([\d.]+)\.csv$")
 
 # Shape suffixes: S steps, R records or rows, L layers of the model (dense ones, too), P physical
 # experts (with redundant copies), E logical experts, T tokens, K places (8, whatever the top-k).
@@ -63,20 +69,91 @@ def read_sglang(paths: Sequence[Path], n_experts: int | None = None) -> Trace:
         return _recorded(contents, n_experts)
 
 
-def counted(count_SLE: Array, source: str) -> Trace:
-    """Return counts [S, L, E] as a trace, without steps and layers that have none."""
-    if count_SLE.ndim != 3:
+def read_counts(content: Mapping[str, Any], path: Path) -> Trace:
+    """Read ``logical_count`` of a ``.json``: counts [L, E], or of every step [S, L, E].
+
+    Raises:
+        UsageError: If they are no whole numbers of one shape.
+    """
+    with reading(path, "unexpected layout", "give logical_count as [layers, experts]"):
+        return counted(np.array(content["logical_count"]), "sglang logical_count")
+
+
+def read_csv(paths: Sequence[Path], n_experts: int | None, top_k: int | None) -> Trace:
+    """Read counts of one or more ranks, ``layer_id,expert_id,count``.
+
+    Files of different ranks are added up. If a rank has several, the first of every rank are the
+    first step, and so on, in the order of the times in their names.
+
+    Raises:
+        UsageError: If a file has other columns or numbers, or a rank fewer files than another.
+    """
+    import pandas as pd
+
+    fix = "give the files that SGLang's /dump_expert_distribution_record wrote"
+    by_rank: dict[str, list[Path]] = {}
+    for path in paths:
+        name = _NAME.search(path.name)
+        if name is None and len(paths) > 1:
+            raise UsageError(f"{path}: its name has no rank and time, as {_NAME.pattern}; {fix}")
+        by_rank.setdefault("" if name is None else name[1], []).append(path)
+    if len({len(files) for files in by_rank.values()}) > 1:
+        numbers = ", ".join(f"{len(files)} of rank {rank}" for rank, files in by_rank.items())
+        raise UsageError(f"{paths[0].parent}: {numbers} files; give as many of every rank")
+    frames = []
+    for files in by_rank.values():
+        for step, path in enumerate(sorted(files, key=_time)):
+            with reading(path, "not a table of counts", fix):
+                frame = pd.read_csv(path)
+                if list(frame) != ["layer_id", "expert_id", "count"]:
+                    raise UsageError(f"has columns {', '.join(map(str, frame))}; {fix}")
+                for column in frame:
+                    if frame[column].dtype.kind not in "ui" or (frame[column] < 0).any():
+                        raise UsageError(f"{column}: must be whole numbers of at least 0; {fix}")
+                check_pairs("count", frame["count"].to_numpy())
+                highest = int(frame["expert_id"].max()) + 1
+                check("experts", highest, ExpertCount)
+                if n_experts is not None and highest > n_experts:
+                    raise UsageError(f"experts={n_experts}: has expert {highest - 1}; give more")
+                frames.append(frame.assign(step=step))
+    rows = pd.concat(frames)
+    experts = range(n_experts or rows["expert_id"].max() + 1)
+    layers = sorted(rows["layer_id"].unique())
+    axes = [range(len(frames) // len(by_rank)), layers, experts]
+    sums = rows.groupby(["step", "layer_id", "expert_id"])["count"].sum()
+    count_SLE = sums.reindex(pd.MultiIndex.from_product(axes), fill_value=0).to_numpy()
+    ranks = f", {len(by_rank)} ranks" if len(by_rank) > 1 else ""
+    return counted(count_SLE.reshape(*map(len, axes)), f"sglang csv{ranks}", top_k, layers)
+
+
+def _time(path: Path) -> float:
+    name = _NAME.search(path.name)
+    return 0.0 if name is None else float(name[2])
+
+
+def counted(
+    count_SLE: Array, source: str, top_k: int | None = None, numbers: Sequence[int] = ()
+) -> Trace:
+    """Return counts [S, L, E] or [L, E] as a trace, without steps and layers that have none.
+
+    ``numbers`` are those of the layers in their model, by default their places.
+    """
+    if count_SLE.ndim not in (2, 3):
         raise UsageError(
-            f"logical_count: {list(count_SLE.shape)}; must be [steps, layers, experts]"
+            f"logical_count: {list(count_SLE.shape)}; must be [steps, layers, experts], or summed "
+            "over steps"
         )
+    count_SLE = count_SLE.reshape(-1, *count_SLE.shape[-2:])  # a sum over steps has none
     steps, layers = (np.flatnonzero(count_SLE.any(axis=axes)) for axes in ((1, 2), (0, 2)))
     if not len(steps):
         raise UsageError("logical_count: all are 0; no token was recorded")
+    names = numbers or range(count_SLE.shape[1])
     return Trace(
         n_experts=count_SLE.shape[2],
         load_SLE=count_SLE[np.ix_(steps, layers)],
-        layers=tuple(map(str, layers)),
-        source=source + left_out(np.setdiff1d(np.arange(count_SLE.shape[1]), layers)),
+        layers=tuple(str(names[layer]) for layer in layers.tolist()),
+        top_k=top_k,
+        source=source + left_out(n for place, n in enumerate(names) if place not in layers),
     )
 
 
@@ -98,6 +175,7 @@ def _recorded(contents: Sequence[Mapping[str, Any]], n_experts: int | None) -> T
         if logical_LP is None or n_experts is None:
             raise UsageError(f"{_MAP}: is missing; the counts are of copies")
         count_RLP = np.stack([array(_COUNT, record[_COUNT]) for record in records])
+        check_pairs(_COUNT, count_RLP)
         count_SLE = np.zeros((step_R[-1] + 1, count_RLP.shape[1], n_experts), dtype=np.int64)
         for layer, logical_P in enumerate(logical_LP):
             np.add.at(count_SLE[:, layer], np.ix_(step_R, logical_P), count_RLP[:, layer])
@@ -202,12 +280,17 @@ def array(field: str, tensor: Any) -> Array:
     """Return a tensor that a file holds as an array; bfloat16, which numpy lacks, as float32.
 
     Raises:
-        UsageError: If it is no dense tensor.
+        UsageError: If it is no dense tensor, or repeats its numbers (``expand``): a small file
+            could then stand for any size.
     """
     import torch
 
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise UsageError(f"{field}: is no dense tensor; save one by torch.save")
+    if tensor.is_quantized or tensor.is_meta:
+        raise UsageError(f"{field}: is quantized, or without numbers; save plain numbers")
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise UsageError(f"{field}: repeats its numbers (expand); save tensor.contiguous()")
     tensor = tensor.detach()
     numbers: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return numbers
@@ -245,10 +328,8 @@ def without_padding(ids: Array) -> tuple[Array, Array, Array, str]:
         filled = left >= 0
         token, place = (np.flatnonzero(filled.any(axis=axes)) for axes in ((1, 2), (0, 1)))
         left = left[np.ix_(token, np.arange(len(layer)), place)]
-    # With one expert a token, 0 in each of few layers may be what the router chose.
-    if left.shape[2] > 1 or len(layer) >= 4:
-        is_filled_T = left.any(axis=(1, 2))
-        token, left = token[is_filled_T], left[is_filled_T]
+    if (is_blank_T := _is_blank(left)).any():
+        token, left = token[~is_blank_T], left[~is_blank_T]
     if lowest < 0 and (left < 0).any():
         row, column, _ = np.argwhere(left < 0)[0]
         raise UsageError(
@@ -258,6 +339,23 @@ def without_padding(ids: Array) -> tuple[Array, Array, Array, str]:
     blank = len(ids) - len(token)
     remark = f"; without {blank:,} token{'s'[: blank > 1]} that recorded no expert" if blank else ""
     return left, token, layer, left_out(np.setdiff1d(np.arange(n_layers), layer)) + remark
+
+
+def _is_blank(ids: Array) -> Array:
+    """Return which tokens are 0 throughout because a server did not record them [T].
+
+    With a top-k of 2 or more all are, since a router chooses an expert once. With 1 it may have
+    chosen expert 0 in every layer; an even router does so for one token in E^L. To a router expert
+    0 is like any other. So these tokens are blank if there are at least four layers, and if no
+    other expert has half as many tokens to itself in every layer.
+    """
+    is_zero_T: Array = np.logical_not(ids.any(axis=(1, 2)))
+    if ids.shape[2] > 1 or not is_zero_T.any():
+        return is_zero_T
+    constant = ids[(ids == ids[:, :1]).all(axis=(1, 2)), 0, 0]
+    tokens_E = np.bincount(constant)
+    is_chance = ids.shape[1] < 4 or tokens_E[0] <= 2 * tokens_E[1:].max(initial=0)
+    return np.zeros_like(is_zero_T) if is_chance else is_zero_T
 
 
 def left_out(layers: Iterable[int]) -> str:

@@ -14,7 +14,8 @@ those of prompt and answer without the last one (commit 05f70dc5,
 ones are 0 (``routed_experts.py``, commit 024911f2). It is
 
 - in ``meta_info`` of ``/generate``, and of a choice with ``return_meta_info`` (pull request 35323);
-- in ``sglext`` beside ``choices``, of the first choice alone (pull request 17648 and later).
+- in ``sglext`` beside ``choices``, of the first choice alone (pull request 17648 and later);
+- in ``sgl_ext`` of each choice before that (pull request 17434).
 
 With a prefix cache, both return the experts of the whole sequence, read from the cache's slots. How
 many tokens were cached is in ``usage.prompt_tokens_details`` (vLLM only with
@@ -26,16 +27,18 @@ many tokens were cached is in ``usage.prompt_tokens_details`` (vLLM only with
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from capmoe_eval.errors import UsageError, bad_choice, first_line, reading, shown
+from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.routing.knobs import check
 from pydantic import NonNegativeInt
 
@@ -44,9 +47,11 @@ from capmoe_serve.trace import Array, Trace, unsigned
 
 ROUTED = "routed_experts"
 """The field of the experts."""
+_BLOCK = 16  # tokens that vLLM's prefix cache keeps together by default
 _TYPES = {"int32": "<i4", "uint16": "<u2", "uint8": "u1"}
-_OF_SGLANG = {"meta_info", "sglext", "matched_stop"}
-"""Fields that SGLang's responses or their choices have, and vLLM's have not."""
+_OF_RESPONSES = {"meta_info", "sglext", "sgl_ext"}
+_OF_CHOICES = {"meta_info", "sglext", "sgl_ext", "matched_stop"}
+"""Fields that SGLang's responses and their choices have, and vLLM's have not."""
 _FLAGS = {
     "vllm": "start the server with --enable-return-routed-experts (since September 2026 it needs "
     "Model Runner V2)",
@@ -56,9 +61,14 @@ _FLAGS = {
 """The way to get experts from each server; "or" joins them where a file has responses of both."""
 
 
-Routed: TypeAlias = tuple[Array, int | None]
-"""The experts of consecutive tokens [tokens, layers, top-k], and how many of the first tokens were
-cached; None if the response does not say."""
+class _Rows(NamedTuple):
+    """The experts of consecutive tokens of a choice."""
+
+    ids: Array  # [tokens, layers, top-k]
+    prompt: int  # the first tokens, as many as may be the prompt's
+    cached: int | None = None  # the first tokens, as many as were cached; None if not said
+    is_one_of_several: bool = False  # cached is the number of one choice, not known of which
+
 
 _DAMAGED = (
     *(ValueError, KeyError, TypeError, AttributeError, EOFError),
@@ -87,9 +97,9 @@ def read_responses(path: Path, n_experts: int | None, top_k: int | None = None) 
 
 
 def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
-    parts: list[Array] = []
+    read: list[_Rows] = []
     bad: list[str] = []
-    n_read = n_cached = n_unsaid = 0
+    n_read = 0
     models: set[str] = set()
     servers: set[str] = set()
     for place, content in _contents(path, bad):
@@ -97,7 +107,7 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
         try:
             response = _unwrapped(content)
             field, of_sglang = "routed_experts: ", _is_of_sglang(response)
-            routed = list(_of_sglang(response, top_k or 1) if of_sglang else _of_vllm(response))
+            rows = list(_of_sglang(response, top_k or 1) if of_sglang else _of_vllm(response))
         except _DAMAGED as error:
             bad.append(f"{place}: {field}{first_line(error)}")
             continue
@@ -109,26 +119,21 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
         n_read += 1
         servers.add("sglang" if of_sglang else "vllm")
         models.add(str(response.get("model")))
-        for ids, cached in routed:
-            parts.append(_narrow(ids[cached or 0 :]))
-            n_cached += cached or 0
-        n_unsaid += any(cached is None for _, cached in routed)
-    if not parts:
+        read += [of._replace(ids=_narrow(of.ids)) for of in rows]
+    if not read:
         if servers:
             flags = " or ".join(_FLAGS[server] for server in sorted(servers))
             raise UsageError(f"no response has routed_experts; {flags}")
         raise UsageError(
             bad[0] if bad else "is empty; give a JSON response of vLLM or SGLang in each line"
         )
-    if len({ids.shape[1:] for ids in parts}) > 1:
+    if len({rows.ids.shape[1:] for rows in read}) > 1:
         raise UsageError("routed_experts: responses differ in layers or top-k; split the file")
-    ids, _, layers, remark = without_padding(np.concatenate(parts))
+    cached, remark = _cached(path, read)
+    parts = [rows.ids[first:] for rows, first in zip(read, cached, strict=True)]
+    ids, _, layers, padding = without_padding(np.concatenate(parts))
     if "sglang" in servers:
         _check_top_k(ids, n_experts)
-    if n_cached:
-        remark += f"; without {n_cached:,} cached tokens of prompts"
-    if n_unsaid:
-        remark += f"; no number of cached tokens in {n_unsaid:,} of {n_read:,} responses"
     if bad:
         reason = shown(bad[0].partition("; ")[0])
         remark += f"; without {len(bad):,} of {n_read + len(bad):,} responses ({reason})"
@@ -137,8 +142,50 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
         expert_TLK=unsigned(ids),
         layers=tuple(map(str, layers)),
         model=", ".join(sorted(models - {"None"})) or None,
-        source=" and ".join(sorted(servers)) + remark,
+        source=" and ".join(sorted(servers)) + padding + remark,
     )
+
+
+def _cached(path: Path, read: Sequence[_Rows]) -> tuple[list[int], str]:
+    """Return how many first tokens were cached, and that in words to follow the source.
+
+    A choice that computed the prompt which the others found in the cache is not named. So of
+    several choices, those blocks of a prompt count as cached that an earlier request has.
+
+    Where a response has no number, nothing is left out, and repeated prefixes get a warning.
+    """
+    seen: set[bytes] = set()
+    counts, unsaid, remark = [], 0, ""
+    for rows in read:
+        repeated = min(_repeated(rows.ids, seen), rows.prompt)
+        unsaid += repeated if rows.cached is None else 0
+        counts.append(repeated if rows.is_one_of_several and rows.cached else rows.cached or 0)
+    if total := sum(counts):
+        remark = f"; without {total:,} cached tokens of prompts"
+    if unsaid:
+        tokens = sum(len(rows.ids) for rows in read)
+        print_warning(
+            f"{path}: {unsaid:,} of {tokens:,} tokens have the experts of an earlier request's "
+            "prefix, and their responses do not say how many were cached; all are counted. Start "
+            "vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
+        )
+        remark += f"; with {unsaid:,} tokens that may have been cached"
+    return counts, remark
+
+
+def _repeated(ids: Array, seen: set[bytes]) -> int:
+    """Return how many first tokens are those of an earlier call, in whole blocks.
+
+    As a prefix cache finds them; ``seen`` has a digest of each block with all before it.
+    """
+    tokens, digest = 0, b""
+    for end in range(_BLOCK, len(ids) + 1, _BLOCK):
+        block = ids[end - _BLOCK : end]
+        digest = hashlib.sha256(digest + block.tobytes()).digest()
+        if digest in seen and block.max() > 0:  # not of tokens without experts
+            tokens = end
+        seen.add(digest)
+    return tokens
 
 
 def _narrow(ids: Array) -> Array:
@@ -149,11 +196,13 @@ def _narrow(ids: Array) -> Array:
 
 def _is_of_sglang(response: Mapping[str, Any]) -> bool:
     """Return whether SGLang sent a response, by fields that only its responses have."""
-    parts = (response, *response.get("choices", []))
-    return any(_OF_SGLANG & part.keys() for part in parts)
+    choices = response.get("choices", [])
+    return bool(
+        _OF_RESPONSES & response.keys() or any(_OF_CHOICES & choice.keys() for choice in choices)
+    )
 
 
-def _of_sglang(response: Mapping[str, Any], top_k: int) -> Iterator[Routed]:
+def _of_sglang(response: Mapping[str, Any], top_k: int) -> Iterator[_Rows]:
     """Yield the experts of each choice that has some.
 
     Raises:
@@ -161,10 +210,12 @@ def _of_sglang(response: Mapping[str, Any], top_k: int) -> Iterator[Routed]:
     """
     choices = response.get("choices", [response])
     metas = [choice.get("meta_info") or {} for choice in choices]
-    extension = response.get("sglext") or {}
-    if any(meta.get(ROUTED) for meta in metas):
-        yield from (_by_usage(meta, meta, top_k) for meta in metas if meta.get(ROUTED))
-    elif extension.get(ROUTED):
+    for meta in (described := [meta for meta in metas if meta.get(ROUTED)]):
+        yield _by_usage(meta, meta, top_k)
+    for part in () if described else (response, *choices):
+        extension = part.get("sglext") or part.get("sgl_ext") or {}
+        if not extension.get(ROUTED):
+            continue
         if len(choices) > 1:
             raise UsageError(
                 f"{len(choices)} choices, and usage has the tokens of all together; send "
@@ -192,7 +243,7 @@ def _check_top_k(ids: Array, n_experts: int) -> None:
         )
 
 
-def _by_usage(part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int) -> Routed:
+def _by_usage(part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int) -> _Rows:
     name = part.get("routed_experts_dtype") or "int32"
     if name not in _TYPES:
         raise bad_choice("routed_experts_dtype", name, _TYPES)
@@ -208,7 +259,7 @@ def _by_usage(part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int) -> 
             f"− 1) × top_k={top_k}; set --top-k to num_experts_per_tok, and leave "
             "routed_experts_start_len out of the requests"
         )
-    return ids.reshape(tokens, -1, top_k), _cached_tokens(usage, prompt)
+    return _Rows(ids.reshape(tokens, -1, top_k), prompt, _cached_tokens(usage, prompt))
 
 
 def _cached_tokens(usage: Mapping[str, Any], prompt: int) -> int | None:
@@ -223,39 +274,32 @@ def _cached_tokens(usage: Mapping[str, Any], prompt: int) -> int | None:
     return tokens
 
 
-def _of_vllm(response: Mapping[str, Any]) -> Iterator[Routed]:
+def _of_vllm(response: Mapping[str, Any]) -> Iterator[_Rows]:
     """Yield the experts of the prompt and of each choice, or of both together.
 
     They are in ``choices[].routed_experts``: of the generated tokens, with the prompt's in
     ``prompt_routed_experts`` beside ``choices`` (v0.21, lists); or of prompt and answer together
     (later, base64 of an ``.npy``).
-
-    Raises:
-        UsageError: If several choices have cached tokens: their number is that of one choice.
     """
     choices, usage = response["choices"], response.get("usage") or {}
+    is_several = len(choices) > 1
     if (routed := response.get("prompt_routed_experts")) is not None:
         ids = _decoded(routed)
-        yield ids, _cached_tokens(usage, len(ids))
+        yield _Rows(ids, len(ids), _cached_tokens(usage, len(ids)), is_several)
     for choice in choices:
         if choice.get(ROUTED) in (None, [], ""):  # null where the request was aborted
             continue
         ids = _decoded(choice[ROUTED])
         if routed is not None:
-            yield ids, 0
+            yield _Rows(ids, 0)
             continue
         prompt = check("prompt_tokens", usage.get("prompt_tokens") or len(ids), NonNegativeInt)
         cached = _cached_tokens(usage, prompt)
-        if cached and len(choices) > 1:
-            raise UsageError(
-                f"{len(choices)} choices, and cached_tokens={cached} is of one of them; send "
-                '"n": 1, or start the server with --no-enable-prefix-caching'
-            )
-        if cached:
+        if cached and not is_several:
             # The first tokens are missing where the request had routed_experts_prompt_start.
             missing = prompt + usage.get("completion_tokens", 0) - 1 - len(ids)
             cached = max(cached - max(missing, 0), 0)
-        yield ids, cached
+        yield _Rows(ids, prompt, cached, is_several)
 
 
 def _decoded(content: Any) -> Array:

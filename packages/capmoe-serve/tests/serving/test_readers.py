@@ -120,10 +120,10 @@ def golden(name: str, **options: int | None) -> Trace:
     return read_trace(Path(__file__).parent / "responses" / f"{name}.jsonl", 6, **options)
 
 
-UNSAID = "; no number of cached tokens in 1 of 1 responses"
 TOP_1 = np.random.default_rng(0).integers(1, 16, (40, 4, 1)).astype("u1")
-BLANK = TOP_1.copy()
-BLANK[:30] = 0
+BLANK, CONSTANT = TOP_1.copy(), TOP_1.copy()
+BLANK[:30] = CONSTANT[15:30] = 0
+CONSTANT[:15] = 1  # as if a token had the same expert in every layer
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,10 @@ BLANK[:30] = 0
         (np.pad(IDS, ((0, 1), (0, 0), (0, 0))), range(5), "without 1 token that"),
         # As of Llama 4: with K=1 a dense layer repeats no expert, and would be a straggler.
         (np.pad(TOP_1[:, 1:2], ((0, 0), (1, 1), (0, 0))), range(40), "without layers 0, 2, which"),
-        # With K=1 a router may choose expert 0 in every one of few layers.
+        # With K=1 a router may choose expert 0 in every layer, as it may any other expert.
         (BLANK, range(30, 40), "without 30 tokens that"),
-        (BLANK[:, :3], range(40), ""),
+        (CONSTANT, range(40), ""),
+        (BLANK[15:, :3], range(25), ""),
     ],
 )
 def test_rows_of_zeros_recorded_no_expert(
@@ -146,24 +147,22 @@ def test_rows_of_zeros_recorded_no_expert(
     layers = [layer for layer in range(ids.shape[1]) if ids[:, layer].any()]
     np.testing.assert_array_equal(trace.expert_TLK, ids[rows][:, layers])
     assert trace.layers == tuple(map(str, layers))
-    assert trace.source.removesuffix(UNSAID) == (
-        f"vllm; {remark} recorded no expert" if remark else "vllm"
-    )
+    assert trace.source == (f"vllm; {remark} recorded no expert" if remark else "vllm")
 
 
 @pytest.mark.parametrize(
     ("name", "tokens"),
     [
         ("sglang_generate", [IDS]),  # two requests, of which the later is in bytes
-        # Beside the choices, and in meta_info of two choices.
-        ("sglang_completions", [IDS, IDS[:3], IDS]),
+        # In the choice, beside the choices, and in meta_info of two choices.
+        ("sglang_completions", [IDS, IDS, IDS[:3], IDS]),
     ],
 )
 def test_sglang_responses(name: str, tokens: list[Any]) -> None:
     trace = golden(name, top_k=2)
     np.testing.assert_array_equal(trace.expert_TLK, np.concatenate(tokens))
     assert (trace.layers, trace.top_k, trace.step_T) == (("1", "2"), 2, None)
-    assert trace.source.startswith("sglang; without layer 0, which recorded no expert; ")
+    assert trace.source == "sglang; without layer 0, which recorded no expert"
     with pytest.raises(UsageError, match="add --top-k K"):
         golden(name)
 
@@ -174,14 +173,14 @@ def test_responses_that_are_not_whole_are_left_out_and_named(tmp_path: Path) -> 
     path.write_text("\n".join([whole, '{"error": "no"}', whole, whole[:-9]]))
     trace = read_trace(path, 6)
     assert trace.n_tokens == 10
-    assert trace.source.endswith(
-        "; without 2 of 4 responses (line 2: no response of vLLM or SGLang, which has choices, or "
-        "meta_info)"
+    assert trace.source == (
+        "vllm; without 2 of 4 responses (line 2: no response of vLLM or SGLang, which has choices, "
+        "or meta_info)"
     )
 
 
 PROMPT = np.argsort(np.random.default_rng(1).random((40, 2, 6)), axis=2)[:, :, :2]
-"""A prompt, part of which a prefix cache has."""
+"""Two blocks of a prefix cache, and a half."""
 
 
 def cached(server: str, ids: Any, tokens: int | None, prompt: int = 40) -> dict[str, Any]:
@@ -198,31 +197,51 @@ def cached(server: str, ids: Any, tokens: int | None, prompt: int = 40) -> dict[
 
 
 @pytest.mark.parametrize("server", ["sglang", "vllm", "vllm lists"])
-def test_cached_tokens_are_no_load(server: str, tmp_path: Path) -> None:
+def test_cached_tokens_are_no_load(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A server returns their experts again; some versions of vLLM leave out a 0."""
     answers = [np.concatenate([PROMPT, part]) for part in (IDS, IDS[::-1], IDS[1:])]
     sent = [cached(server, ids, n) for ids, n in zip(answers, (None, 32, 39), strict=True)]
     trace = read_trace(lines(tmp_path / "out.jsonl", *sent), 6, 2)
     computed = np.concatenate([answers[0], answers[1][32:], answers[2][39:]])
     np.testing.assert_array_equal(trace.expert_TLK, computed)
-    left_out = "; without 71 cached tokens of prompts; no number of cached tokens in 1 of 3"
-    assert trace.source == f"{server.split(maxsplit=1)[0]}{left_out} responses"
+    assert trace.source == f"{server.split(maxsplit=1)[0]}; without 71 cached tokens of prompts"
+    assert not capsys.readouterr().err
     sent[2] = cached(server, answers[2], 41)
     assert "line 3: routed_experts: cached_tokens=41: the prompt has 40 tokens" in (
         read_trace(lines(tmp_path / "out.jsonl", *sent), 6, 2).source
     )
 
 
-def test_cached_tokens_that_were_not_returned_are_not_left_out_again(tmp_path: Path) -> None:
-    """As with vLLM's routed_experts_prompt_start."""
-    ids = np.concatenate([PROMPT, IDS])
-    response = cached("vllm", ids, 32)
-    response["choices"][0]["routed_experts"] = npy(ids[30:])
-    trace = read_trace(lines(tmp_path / "out.jsonl", response), 6)
-    np.testing.assert_array_equal(trace.expert_TLK, ids[32:])
-    response["choices"] *= 2  # the number is that of one choice
-    with pytest.raises(UsageError, match=r'2 choices, and cached_tokens=32 .*"n": 1'):
-        read_trace(lines(tmp_path / "out.jsonl", response), 6)
+@pytest.mark.parametrize("server", ["sglang", "vllm", "vllm lists"])
+def test_a_prefix_that_may_have_been_cached_is_counted_with_a_warning(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids, path = np.concatenate([PROMPT, IDS]), tmp_path / "out.jsonl"
+    trace = read_trace(lines(path, *[cached(server, ids, None)] * 2), 6, 2)
+    assert trace.n_tokens == 90
+    assert "; with 32 tokens that may have been cached" in trace.source
+    warning = f"warning: {path}: 32 of 90 tokens have the experts of an earlier"
+    assert capsys.readouterr().err.startswith(warning)
+    read_trace(lines(path, cached(server, ids, None), cached(server, ids[1:], None, 39)), 6, 2)
+    assert not capsys.readouterr().err  # other tokens from the first on
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_is_left_out_of_a_prompt(several: bool, tmp_path: Path) -> None:
+    """One of several choices computed the prompt; and some tokens may not have been returned."""
+    answers = [np.concatenate([PROMPT, part]) for part in (IDS, IDS[::-1])]
+    response = cached("vllm", answers[0], 32)
+    path = tmp_path / "out.jsonl"
+    if several:  # the number is that of the choice that ended last, which found the first's prompt
+        response["choices"] = [{"index": n, "routed_experts": npy(answers[n])} for n in range(2)]
+        trace = read_trace(lines(path, response, response), 6)
+        computed = np.concatenate([answers[0], *(answers[n][32:] for n in (1, 0, 1))])
+    else:  # as with vLLM's routed_experts_prompt_start
+        response["choices"][0]["routed_experts"] = npy(answers[0][30:])
+        trace, computed = read_trace(lines(path, response), 6), answers[0][32:]
+    np.testing.assert_array_equal(trace.expert_TLK, computed)
 
 
 def test_a_top_k_that_divides_the_models_is_refused(tmp_path: Path) -> None:
@@ -307,6 +326,10 @@ def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> 
         trace = read_trace(saved(path, content))
         np.testing.assert_array_equal(trace.loads(), loads)
         assert (trace.expert_TLK, trace.layers, trace.n_tokens) == (None, ("1", "2"), None)
+    for record in passes["records"]:  # of two copies 2**63 is negative
+        record["global_physical_count"] = torch.full((3, 8), 2**62)
+    with pytest.raises(UsageError, match=r"global_physical_count: .* pairs in all"):
+        read_trace(saved(path, passes))
 
 
 def test_recordings_of_several_ranks_are_one_trace(tmp_path: Path) -> None:
@@ -334,6 +357,55 @@ def test_recordings_of_several_ranks_are_one_trace(tmp_path: Path) -> None:
         saved(second, content)
         with pytest.raises(UsageError, match=part):
             read_trace(tmp_path)
+
+
+DUMPS = {  # layer, expert, count; ranks do not end at the same time
+    "rank0_timestamp2.5": [(3, 0, 4), (3, 2, 2), (5, 1, 6)],
+    "rank1_timestamp3.75": [(3, 0, 1), (3, 1, 5), (5, 1, 6)],
+    "rank0_timestamp10.25": [(3, 1, 3), (5, 0, 3)],
+    "rank1_timestamp11.5": [(3, 1, 3), (5, 2, 3)],
+}
+
+
+def test_sglang_csv_of_ranks_and_times(tmp_path: Path) -> None:
+    for name, rows in DUMPS.items():
+        text = "".join(f"{layer},{expert},{count}\n" for layer, expert, count in rows)
+        path = tmp_path / f"expert_distribution_{name}.csv"
+        path.write_text(f"layer_id,expert_id,count\n{text}")
+    trace = read_trace(tmp_path, top_k=2)
+    assert trace.loads().tolist() == [[[5, 5, 2], [0, 12, 0]], [[0, 6, 0], [3, 0, 3]]]
+    assert (trace.layers, trace.n_experts, trace.n_tokens) == (("3", "5"), 3, 9)
+    assert trace.source == "sglang csv, 2 ranks"
+    alone = read_trace(path, 4)  # the last dump, of rank 1
+    assert alone.loads().tolist() == [[[0, 3, 0, 0], [0, 0, 3, 0]]]
+    with pytest.raises(UsageError, match=r"experts=2: has expert 2"):
+        read_trace(path, 2)
+    path.unlink()
+    with pytest.raises(UsageError, match="2 of rank 0, 1 of rank 1 files; give as many"):
+        read_trace(tmp_path)
+    for text, part in (
+        ("a,b\n1,2\n", "has columns a, b"),
+        ("layer_id,expert_id,count\n1,2,-3\n", "count: must be whole numbers of at least 0"),
+        ("layer_id,expert_id,count\n1,2.5,3\n", "expert_id: must be whole numbers"),
+        ("layer_id,expert_id,count\n", "must be whole numbers"),
+        ("layer_id,expert_id,count\n1,5000,3\n", "experts=5001: must be a whole number"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=part) as refused:
+            read_trace(path)
+        assert "\n" not in str(refused.value)
+
+
+def test_counts_in_json(tmp_path: Path) -> None:
+    """As SGLang's --init-expert-location reads them, and ``advise`` writes them."""
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps({"logical_count": [[0, 0, 0], [4, 1, 1]]}))
+    trace = read_trace(path)
+    assert trace.loads().tolist() == [[[4, 1, 1]]]
+    assert trace.source == "sglang logical_count; without layer 0, which recorded no expert"
+    path.write_text(json.dumps({"logical_count": [[0.5, 1], [4]]}))
+    with pytest.raises(UsageError, match=r"counts\.json: unexpected layout"):
+        read_trace(path)
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,13 @@ REFUSED = {
         },
         "records --at-most-points 1 --ranks 8": "is a directory without recordings",
         "nowhere.npz --at-most-points 1": "no such file",
-        "record.json --at-most-points 1 --experts 8": "no response of vLLM or SGLang",
+        "record.json --at-most-points 1": "not the name of a trace",
         "traces/fifo.npz --at-most-points 1": "no regular file",
     },
     "loads": {
         "": "required",
         "file": "not the name of a trace",
-        "vllm.pt": "no such file",
+        "vllm.csv": "no such file",
         **{
             f"traces/{name}": "no regular file; save the input in one"
             for name in ("fifo.npz", "fifo.jsonl", "fifo.pt", "zero.npz")
@@ -68,6 +68,10 @@ REFUSED = {
         "traces/wide.npz": "n_experts=10000000000: must be a whole number from 1 to 4096",
         "traces/nameless.npz": "source=null: must be text",
         "traces/escape.npz": "model=\\x1b[31m: must be text in one line",
+        "traces/named.npz": "layers=abcd: must be a list of names",
+        "traces/high.npz": "load_SLE: 4.61e+18 pairs in all; counts may sum to",
+        "traces/loud.npz": "score_TLK=1e+308: a gate score",
+        "traces/expanded.pt": "logical_count: repeats its numbers (expand)",
         "traces/gradient.pt": "load_SLE: float32",
         "traces/memo.pt": "no whole file of torch.save",
         "traces/cut.pt": "no whole file of torch.save",
@@ -114,11 +118,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         os.mkfifo(traces / name)
     (traces / "zero.npz").symlink_to("/dev/zero")
     np.savez(traces / "other.npz", a=np.arange(3))
+    ids, score = np.zeros((2, 1, 1), dtype=np.uint8), np.full((2, 1, 1), 1e308)
     crafted: dict[str, dict[str, Any]] = {
         "later": {"field": 1},
         "wide": {"n_experts": 10**10},
         "nameless": {"source": None},
         "escape": {"model": "\x1b[31m"},
+        "named": {"layers": "abcd"},
+        "high": {"load_SLE": np.array([[[2**62, 0, 0, 0]]])},
+        "loud": {"expert_TLK": ids, "score_TLK": score},
         "pickled": {"load_SLE": np.array([object()], dtype=object)},
     }
     for name, fields in crafted.items():
@@ -128,12 +136,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         counts = {"load_SLE": np.ones((2, 1, 4), dtype=np.int64)}
         about_text = np.array(json.dumps({"schema": SCHEMA, **about}))
         np.savez(traces / f"{name}.npz", about=about_text, **arrays or counts)
-    data = bytearray((traces / "escape.npz").read_bytes())
+    data = bytearray((traces / "named.npz").read_bytes())
     data[data.index(b"NUMPY", data.index(b"load_SLE.npy")) + 140] ^= 255  # of a count
     (traces / "flipped.npz").write_bytes(data)
     for name, count in {"0": torch.ones(2, 3, 8, dtype=torch.int64), "flat": torch.ones(8)}.items():
         torch.save({"logical_count": count}, traces / f"{name}.pt")
     torch.save({"weight": torch.ones(8)}, traces / "other.pt")
+    count = torch.ones(1, 1, 1, dtype=torch.int64).expand(9**5, 9**5, 4)
+    torch.save({"logical_count": count}, traces / "expanded.pt")
     torch.save({"logical_count": torch.ones(2, 1, 4, requires_grad=True)}, traces / "gradient.pt")
     (traces / "memo.pt").write_bytes(b"\x80\x02h\x05.")  # asks for what it never put
     (traces / "text.pt").write_text("a")

@@ -82,9 +82,10 @@ def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], part: str
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("trace", [full(), COUNTED, Trace(4, IDS)])
-def test_it_is_read_as_it_was_written(trace: Trace, tmp_path: Path) -> None:
-    save_trace(trace, tmp_path / "a.npz")
+def test_it_is_read_as_it_was_written(trace: Trace, compress: bool, tmp_path: Path) -> None:
+    save_trace(trace, tmp_path / "a.npz", compress=compress)
     copy = load_trace(tmp_path / "a.npz")
     for field in set(Trace.__dataclass_fields__) - {"_loads"}:
         written, read = getattr(trace, field), getattr(copy, field)
@@ -113,11 +114,16 @@ def test_steps_and_loads() -> None:
         unsigned(np.array([-1]))
 
 
-def test_parts_have_their_loads() -> None:
+def test_parts_have_their_loads_and_too_many_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for trace in (full(), COUNTED):
         assert trace.load(0) is trace.load(0)
         assert (trace.second_half().loads() == trace.loads()[trace.n_steps // 2 :]).all()
         assert (trace.only("decode").loads() == trace.loads()[trace.decode_S]).all()
+    monkeypatch.setattr("capmoe_serve.trace._MOST_LOADS", 7)
+    with pytest.raises(UsageError, match="2 steps × 4 experts are too many"):
+        full().load(0)
 
 
 def test_steps_of_one_kind() -> None:
@@ -140,6 +146,15 @@ def test_steps_of_one_kind() -> None:
         Trace(4, IDS).only("decode")
 
 
-def test_another_suffix_is_refused(tmp_path: Path) -> None:
+def test_a_packed_array_of_too_many_bytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capmoe_serve.trace._MOST_UNPACKED", 2**10)
+    trace = Trace(4, np.zeros((2**20, 1, 1), dtype=np.uint8))
+    save_trace(trace, tmp_path / "a.npz")
+    assert load_trace(tmp_path / "a.npz").n_tokens == 2**20
+    save_trace(trace, tmp_path / "a.npz", compress=True)
+    with pytest.raises(UsageError, match=r"expert_TLK\.npy: has 1,048,704 bytes, too many"):
+        load_trace(tmp_path / "a.npz")
     with pytest.raises(UsageError, match=r"format=\.parquet: choose one of \.npz"):
-        save_trace(COUNTED, tmp_path / "a.parquet")
+        save_trace(trace, tmp_path / "a.parquet")
