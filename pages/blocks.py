@@ -24,13 +24,13 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "placed-drops": effects.placed_drops,
     "knobs": knob_table,
     "advice": partial(
-        printed, "capmoe-eval advise example --ranks 8 --at-least-speedup 1.2", paragraphs=3
+        printed, "capmoe-eval advise example --ranks 8 --at-least-speedup 1.2", paragraphs=slice(3)
     ),
     "advice-with-results": partial(
         printed,
         "capmoe-eval advise example --ranks 8 --at-least-speedup 1.6 --at-most-points 1 "
         "--results results/zoo",
-        paragraphs=3,
+        paragraphs=slice(1, 2),
     ),
     "loads": partial(
         printed,

@@ -26,10 +26,10 @@ def first_result(command: str) -> str:
     return text + paragraph(f"The records are packed: {', '.join(links)}.")
 
 
-def printed(command: str, *, is_shown: bool = False, paragraphs: int | None = None) -> str:
+def printed(command: str, *, is_shown: bool = False, paragraphs: slice = slice(None)) -> str:
     """Return what a command prints, indented, without the lines on files that it wrote.
 
-    ``is_shown`` puts the command above it; of more than so many paragraphs the rest is left out.
+    ``is_shown`` puts the command above it; "…" stands where the paragraphs are not the last.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in ("results", "capmoe_eval"):
@@ -38,9 +38,8 @@ def printed(command: str, *, is_shown: bool = False, paragraphs: int | None = No
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True)
     lines = [line for line in done.stdout.splitlines() if not line.startswith("written")]
     parts = "\n".join(lines).strip("\n").split("\n\n")
-    if paragraphs is not None and len(parts) > paragraphs:
-        parts = [*parts[:paragraphs], "…"]
-    lines = "\n\n".join(parts).splitlines()
+    ending = [] if parts[paragraphs][-1:] == parts[-1:] else ["…"]
+    lines = "\n\n".join([*parts[paragraphs], *ending]).splitlines()
     lines = [f"$ {command}", *lines] if is_shown else lines
     text = "\n".join(f"    {line}".rstrip() for line in lines).strip("\n")
     return f"\n{text}\n\n"
