@@ -256,6 +256,15 @@ def remembered(*counters: Any) -> Callable[[], None]:
     return take_back
 
 
+def _uncopied(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that a deep copy of the model shares: of a method it would copy the object."""
+
+    def call(*inputs: Any) -> Any:
+        return hook(*inputs)
+
+    return call
+
+
 @contextmanager
 def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
     """Install hooks and kernels, and remove them on exit, also on an exception."""
@@ -266,7 +275,7 @@ def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
             if not meter.method.is_stock and hook.layer.ranks is ALONE:
                 stack.enter_context(kept_pairs_kernel(hook.layer.experts, hook.note_computed))
             router, experts = hook.layer.router, hook.layer.experts
-            route, emit = forward.unless_aside(hook.route), forward.unless_aside(hook.emit)
+            route, emit = _uncopied(hook.route), _uncopied(hook.emit)
             stack.callback(router.register_forward_hook(route).remove)
             stack.callback(experts.register_forward_hook(emit, with_kwargs=True).remove)
         stack.enter_context(forward.in_place())
@@ -320,10 +329,6 @@ class _Forward:
                 "whose last layers had no capacity; wait for the thread inside the block"
             )
 
-    def unless_aside(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hook that leaves the forwards of ``Meter.aside`` alone."""
-        return lambda *call: None if self._meter.scope.is_aside else hook(*call)
-
     # Where a caller is compiled, the hooks are not: they count on the host.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -336,10 +341,6 @@ class _Forward:
                 "in another thread; run them one after the other, or load the model twice"
             )
         try:
-            if self._meter.scope.is_aside:
-                for hook in self.layers:
-                    hook.compute_all()
-                return self._stock(*args, **kwargs)
             return self._run(args, kwargs)
         finally:
             self._plan = None

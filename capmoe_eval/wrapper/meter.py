@@ -35,7 +35,6 @@ class Scope(threading.local):
     """The ``with`` blocks of a meter that a thread is in."""
 
     real_tokens_BS: Tensor | None = None  # the mask of Meter.real_tokens
-    is_aside = False  # True if forwards of this thread are left alone
 
 
 class Meter:
@@ -92,15 +91,6 @@ class Meter:
     def sees_every_forward(self) -> bool:
         """True if an observer asks for forwards that are not under the method, too."""
         return any(observer.every_forward for observer in self.observers)
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Run the forwards of a ``with`` block without a capacity, and neither count nor check."""
-        before, self.scope.is_aside = self.scope.is_aside, True
-        try:
-            yield
-        finally:
-            self.scope.is_aside = before
 
     @contextmanager
     def real_tokens(self, mask_BS: Tensor) -> Iterator[None]:
