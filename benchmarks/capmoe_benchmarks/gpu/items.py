@@ -89,6 +89,8 @@ def _decision(setting: GpuSetting) -> Measured:
     arguments = argparse.Namespace(
         tokens=RANKS * setting.less(16384 // RANKS),
         ranks=RANKS,
+        layer_tokens=None,
+        layer_rounds=3,
         rounds=setting.rounds["rounds"],
     )
     layers = [setting.layer(name) for name in _DECISION]
@@ -143,7 +145,8 @@ def _study(name: str, setting: GpuSetting) -> Measured:
         **dict.fromkeys(("machine", "bandwidth", "latency")),
     )
     link = emulated_link(arguments, setting.device)
-    file = time_study(study, plan(study, setting.device, setting.dtype), link, arguments)
+    jobs = plan(study, Path("results/zoo"), setting.device, setting.dtype)
+    file = time_study(study, jobs, link, arguments)
     more: dict[str, Any] = {"place": study.place, "note": file["note"], "link": str(link)}
     if full:  # a rehearsal's would stand among the figures
         path = setting.out / f"ep-{name}-emulated-gpu.json"

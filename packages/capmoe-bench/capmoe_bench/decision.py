@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from capmoe_bench.ep.layer import LayerSetting, decided, find_shape, layer_weights
 from capmoe_bench.ep.skew import skewed_logits
+from capmoe_bench.memory import peak_bytes
 from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, say, timed
 from capmoe_bench.timings import Spread, Target
 
@@ -25,8 +27,8 @@ from capmoe_bench.timings import Spread, Target
 _LISTINGS = {"score": "Algorithm 1", "expanded_drop": "Algorithm 2"}
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
 _GAMMA = 1.0
-_LAYER_ROUNDS = 3
 _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
+_CALLS, _MEASURABLE = 20, 0.005  # most calls of a step's decision or layer at a time; seconds
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -36,12 +38,18 @@ def run(arguments: argparse.Namespace) -> None:
             f"tokens={arguments.tokens}: must be a multiple of ranks={arguments.ranks}"
         )
     device, dtype = device_and_dtype(arguments)
-    shapes = [find_shape(name, "shapes") for name in arguments.shapes]
-    settings = [LayerSetting(shape, 1, device, dtype) for shape in shapes]
-    for shape in shapes:
-        experts_per_rank(shape.n_experts, arguments.ranks, "ranks")
+    settings, of_steps = (
+        [
+            LayerSetting(find_shape(name, option), 1, device, dtype)
+            for name in getattr(arguments, option)
+        ]
+        for option in ("shapes", "step_shapes")
+    )
+    for setting in settings:
+        experts_per_rank(setting.shape.n_experts, arguments.ranks, "ranks")
     targets, more = measure(arguments, settings)
-    finish(arguments, device, targets, ("tokens", "ranks"), **more)
+    step_targets, more["steps"] = measure_steps(arguments, of_steps)
+    finish(arguments, device, targets + step_targets, ("tokens", "ranks"), **more)
 
 
 def measure(
@@ -53,15 +61,21 @@ def measure(
     for setting in settings:
         shape, device = setting.shape, setting.device
         say(f"decision: {shape.name}")
-        peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
-        logits_TE = skewed_logits(peak, arguments.tokens, shape.n_experts, shape.top_k).to(device)
-        layer = _layer_seconds(setting, logits_TE)
+        logits_TE = _logits(setting, arguments.tokens)
+        layer = _layer_seconds(setting, logits_TE, arguments)
         for name, listing in _LISTINGS.items():
             decisions = sides(name, logits_TE, shape.top_k, arguments.ranks)
             timers = {side: partial(timed, work, device) for side, work in decisions.items()}
             seconds = alternate(timers, rounds=arguments.rounds)
-            kept_TE = kept_map(decisions["ours"](), shape.n_experts)
+            assignment = decisions["ours"]()
+            kept_TE = kept_map(assignment, shape.n_experts)
             equal = bool((kept_TE == decisions["paper"]().bool()).all())
+            needed = assignment.keep_TS.nbytes
+            needed += assignment.index_TS.nbytes  # one order of the slots
+            if assignment.index_TS.shape[1] > shape.top_k:  # otherwise the result has the input's
+                needed += assignment.index_TS.nbytes
+            # In score matrices [T, E] of float32.
+            extra = (peak_bytes(decisions["ours"], device) - needed) / logits_TE.nbytes
             same = "the same pairs" if equal else "NOT the same pairs (ties fall otherwise)"
             targets += [
                 Target.of(
@@ -77,24 +91,86 @@ def measure(
                     ratio(seconds["paper"], seconds["ours"]),
                     at_least=1.5,
                 ),
+                Target.of(
+                    f"{shape.name}: {name}, extra memory",
+                    "Peak of live tensors beyond inputs, result and one index per slot, in score "
+                    "matrices",
+                    [extra],
+                    at_most=2.0,
+                ),
             ]
             about = {"shape": shape.name, "name": name, "equal": equal, "layer_seconds": layer}
-            details.append({**about, "seconds": seconds})
+            details.append({**about, "seconds": seconds, "extra_matrices": extra})
     return targets, {"details": details, "dtype": dtype_name(settings[0].dtype)}
 
 
-def sides(name: str, logits_TE: Tensor, top_k: int, ranks: int) -> dict[str, Callable[[], Any]]:
+def measure_steps(
+    arguments: argparse.Namespace, settings: Sequence[LayerSetting]
+) -> tuple[list[Target], list[dict[str, Any]]]:
+    """Return the decision's share of the layer's time in steps of few tokens, and the seconds.
+
+    Decision and layer are timed in turn, each as the mean of some calls.
+    """
+    targets: list[Target] = []
+    rows: list[dict[str, Any]] = []
+    for setting, tokens in itertools.product(settings, arguments.step_tokens):
+        shape = setting.shape
+        say(f"decision: {shape.name}, a step of {tokens}")
+        logits_TE = _logits(setting, tokens)
+        works = {
+            name: sides(name, logits_TE, shape.top_k, arguments.ranks, rounding="ceil")["ours"]
+            for name in _LISTINGS
+        }
+        works["layer"] = _layer(setting, logits_TE)
+        timers = {side: partial(_mean, work, setting.device) for side, work in works.items()}
+        seconds = alternate(timers, rounds=arguments.rounds)
+        targets += [
+            Target.of(
+                f"{shape.name}, step of {tokens}: {name} of the layer",
+                f"Time of the decision on a step of {tokens} tokens over that of the stock layer",
+                ratio(seconds[name], seconds["layer"]),
+                at_most=0.1,
+                unit="share",
+            )
+            for name in _LISTINGS
+        ]
+        rows.append({"shape": shape.name, "tokens": tokens, "seconds": seconds})
+    return targets, rows
+
+
+def _mean(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call, as the mean of as many as make a time that can be measured."""
+    calls = max(1, min(_CALLS, int(_MEASURABLE / timed(work, device))))
+
+    def repeated() -> None:
+        for _ in range(calls):
+            work()
+
+    return timed(repeated, device) / calls
+
+
+def _logits(setting: LayerSetting, tokens: int) -> Tensor:
+    """Return skewed router logits [T, E] of a layer."""
+    shape = setting.shape
+    peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
+    return skewed_logits(peak, tokens, shape.n_experts, shape.top_k).to(setting.device)
+
+
+def sides(
+    name: str, logits_TE: Tensor, top_k: int, ranks: int, rounding: str = "floor"
+) -> dict[str, Callable[[], Any]]:
     """Return our decision, an :class:`Assignment`, and the listing's final map [T, E].
 
     Both begin with the scores and the top-k of a router and go rank by rank. The listings round
-    down.
+    down. Tokens that the ranks do not share evenly are sequences of one token, as in a decode step.
     """
     n_tokens, n_experts = logits_TE.shape
     score_TE = logits_TE.softmax(dim=1)
     topk_TK = score_TE.topk(top_k, dim=1).indices
-    counted = torch.ones(ranks, n_tokens // ranks, dtype=torch.bool)
+    sequences = n_tokens if n_tokens % ranks else ranks
+    counted = torch.ones(sequences, n_tokens // sequences, dtype=torch.bool)
     groups = group_tokens(counted, ep_size=ranks).to(logits_TE.device)
-    method = create_method(name, _GAMMA, ep_size=ranks, rounding="floor")
+    method = create_method(name, _GAMMA, ep_size=ranks, rounding=rounding)
     local = n_experts // ranks if isinstance(method, ExpandedDrop) else 0
 
     def paper() -> Tensor:
@@ -135,26 +211,35 @@ def kept_map(assignment: Assignment, n_experts: int) -> Tensor:
     return kept_TE.scatter_reduce(1, assignment.index_TS, keep_TS, "amax")
 
 
-def _layer_seconds(setting: LayerSetting, logits_TE: Tensor) -> float:
+def _layer_seconds(
+    setting: LayerSetting, logits_TE: Tensor, arguments: argparse.Namespace
+) -> float:
     """Return the median time of the stock layer (router and experts), for all T tokens.
 
     On a CPU it is timed with the tokens of one of eight parts, and that times eight: larger
     matrices are no slower per token, so the decision's share is not flattered.
     """
+    device = setting.device
+    n_tokens = arguments.layer_tokens or arguments.tokens // (8 if device.type == "cpu" else 1)
+    n_tokens = max(1, min(n_tokens, arguments.tokens))
+    timers = {"layer": partial(timed, _layer(setting, logits_TE[:n_tokens]), device)}
+    spent = alternate(timers, rounds=arguments.layer_rounds, warmup=1)["layer"]
+    total: float = Spread.of(spent).median * arguments.tokens / n_tokens
+    return total
+
+
+def _layer(setting: LayerSetting, logits_TE: Tensor) -> Callable[[], None]:
+    """Return the stock layer, router and experts, of tokens with some router logits."""
     shape, device, dtype = setting.shape, setting.device, setting.dtype
-    n_tokens = max(1, len(logits_TE) // (8 if device.type == "cpu" else 1))
     ((experts, _),) = layer_weights(setting, (0,))
     weight_EH = torch.randn(shape.n_experts, shape.hidden, device=device, dtype=dtype)
-    hidden_TH = torch.randn(n_tokens, shape.hidden, device=device, dtype=dtype)
+    hidden_TH = torch.randn(len(logits_TE), shape.hidden, device=device, dtype=dtype)
 
     @torch.no_grad()
     def layer() -> None:
         # The product takes its time; the routing is that of the logits.
         torch.nn.functional.linear(hidden_TH, weight_EH)
-        weight_TK, topk_TK = logits_TE[:n_tokens].softmax(dim=1).topk(shape.top_k, dim=1)
+        weight_TK, topk_TK = logits_TE.softmax(dim=1).topk(shape.top_k, dim=1)
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
-    timers = {"layer": partial(timed, layer, device)}
-    spent = alternate(timers, rounds=_LAYER_ROUNDS, warmup=1)["layer"]
-    total: float = Spread.of(spent).median * len(logits_TE) / n_tokens
-    return total
+    return layer

@@ -22,8 +22,14 @@ from pydantic_core import from_json
 if TYPE_CHECKING:
     import pandas as pd
 
-STUDIES: Final = ("speedup", "granularity", "breakdown", "workload", "placement", "skew")
+STUDIES: Final = (
+    *("speedup", "granularity", "breakdown", "workload", "placement", "skew", "traces"),
+)
 """Every study of expert parallelism; ``ep/studies.yaml`` says what each is about."""
+EVALUATIONS: Final = (
+    *("forward", "generate", "decision", "suite", "placement", "permutation", "gpu", "server"),
+)
+"""Every other benchmark; each writes ``<name>.json``, and its ``--help`` says what it measures."""
 DROPLESS: Final = "dropless"
 """The method that all others are compared with: no capacity."""
 EMULATED: Final = "emulated"
@@ -386,12 +392,15 @@ def read_bench(folder: Path = BENCHMARKS, study: str = "") -> Bench:
     if folder != BENCHMARKS and not folder.is_dir():
         raise UsageError(f"--bench={folder}: no such directory; leave it out for {BENCHMARKS}")
     frames, evaluations, broken = list["pd.DataFrame"](), {}, list[str]()
-    for path in sorted(folder.glob(f"ep-{study}-*.json" if study else "*.json")):
+    paths = sorted(folder.glob(f"ep-{study}-*.json" if study else "ep-*.json"))
+    if not study:
+        paths += [path for name in EVALUATIONS if (path := folder / f"{name}.json").is_file()]
+    for path in paths:
         try:
-            if path.name.startswith("ep-"):
-                frames.append(read_study(path))
-            else:
+            if path.stem in EVALUATIONS:
                 evaluations[path.stem] = read_evaluation(path)
+            else:
+                frames.append(read_study(path))
         except UsageError as error:
             broken.append(str(error))
     timings = pd.concat(frames, ignore_index=True) if frames else timings_of()

@@ -88,11 +88,19 @@ def test_permutation(tmp_path: Path) -> None:
 
 def test_decision(tmp_path: Path) -> None:
     shapes = ["--shapes", "small", "small_mixtral"]
-    code, content = bench(tmp_path, "decision", *shapes, "--tokens", "16384", "--rounds", "1")
+    few = ["--tokens", "16384", "--layer-tokens", "8", "--rounds", "1", "--layer-rounds", "1"]
+    steps = ["--step-shapes", "tiny_olmoe", "--step-tokens", "3", "8"]
+    code, content = bench(tmp_path, "decision", *shapes, *few, *steps)
     assert code == 0
+    assert [(row["shape"], row["tokens"]) for row in content["steps"]] == [
+        ("tiny_olmoe", 3),
+        ("tiny_olmoe", 8),
+    ]
+    assert len(content["targets"]) == 3 * 4 + 2 * 2
     # What is timed against one another keeps the same pairs.
     assert [row["equal"] for row in content["details"]] == [True] * 4
-    assert len(content["targets"]) == 2 * 4
+    # The one number that no clock disturbs.
+    assert all(row["extra_matrices"] <= 2 for row in content["details"])
     assert {t["target"] for t in content["targets"] if t["unit"] == "share"} == {0.1}
 
 
@@ -104,6 +112,7 @@ REFUSED = {
     "decision --ranks 0": "--ranks=0",
     "decision --ranks 7 --tokens 70": "7 ranks",
     "decision --tokens 10": "must be a multiple of ranks",
+    "decision --layer-tokens 0": "--layer-tokens=0",
     "decision --shapes nope": "shapes=nope",
     "permutation --models zoo_olmo": "did you mean 'zoo_olmoe'",
     "decision --out file": f"--out=file: {WRITE}",
@@ -112,6 +121,7 @@ REFUSED = {
     "ep --scale 0": "--scale=0",
     "ep --batch-divisor 0": "--batch-divisor=0",
     "ep --study nope": "study=nope",
+    "ep --study traces --results no": "results=no: no baseline record of zoo_olmoe",
     "ep --study skew --scale 3": "scale=3: it must divide the layer's widths (hidden 2048, ",
     "ep": "--study",
     "ep --study nowhere.yaml": "nowhere.yaml: no study",

@@ -1,4 +1,4 @@
-"""Timing in turn, ratios, and what a target says."""
+"""Timing in turn, ratios, what a target says, and live bytes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from capmoe_eval.evaluation.provenance import described
 
+from capmoe_bench.memory import peak_bytes
 from capmoe_bench.rounds import CPU, alternate, finish, measured_on, ratio, timed
 from capmoe_bench.timings import Spread, Target
 
@@ -80,3 +82,24 @@ def test_a_miss_is_written_and_is_no_error(
             "met": False,
         }
     ]
+
+
+def test_live_bytes_count_what_is_alive_at_once() -> None:
+    inputs = torch.zeros(1000)
+
+    def work() -> None:
+        first = inputs + 1  # 4000
+        view = first.view(10, 100)[2:]
+        del first
+        second = view * 2  # 4000 + 3200, the view keeps the first
+        del view
+        second.add_(1)
+        third = torch.zeros(100)  # 3200 + 400
+        del second, third
+
+    other = torch.device("meta")  # where no NumPy array counts
+    assert peak_bytes(work, other) == 7200
+    assert peak_bytes(lambda: inputs.add_(1), other) == 0  # nothing is new
+    assert peak_bytes(lambda: [torch.zeros(10) for _ in range(5)], other) == 200
+    array_bytes = peak_bytes(lambda: np.zeros(1000) + np.zeros(1000), CPU)
+    assert 24_000 <= array_bytes < 40_000  # beside it, Python's own objects

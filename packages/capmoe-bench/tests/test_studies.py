@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.routing.decision import expert_load
 from capmoe_eval.wrapper.session import capacity_aware
+from timing_files import committed
 
-from capmoe_bench.ep.benchmark import Job, plan, routings_of
+from capmoe_bench.ep.benchmark import Job, plan
 from capmoe_bench.ep.layer import SHAPES, LayerSetting
 from capmoe_bench.ep.skew import logits_of_loads, peak_load, skewed_logits, skewed_model
 from capmoe_bench.ep.studies import Shape, find_studies
 from capmoe_bench.rounds import CPU
 
+RESULTS = Path(__file__).parents[3] / "results" / "zoo"
+TRACES = committed("traces")
+
 
 def jobs(name: str, processes: int | None = None) -> list[Job]:
     (study,) = find_studies(name)
-    return plan(study, CPU, torch.float32, processes)
+    return plan(study, RESULTS, CPU, torch.float32, processes)
 
 
 def test_figure_1_is_taken_in_proportion() -> None:
-    ((case, setting, _),) = jobs("breakdown")
+    ((_, setting, _, routings),) = jobs("breakdown")
     assert (setting.shape.n_experts, setting.shape.top_k) == (64, 8)
     drawn = torch.tensor(figure("fig1_load_svg_vector"))
     assert float(drawn.max()) == pytest.approx(7.229)
     assert float(drawn.sum()) == pytest.approx(82.5, abs=0.05)  # and not 64
-    ((source, logits),) = routings_of(case)
+    ((source, logits),) = routings
     assert source == {"source": "figure 1"}
     chosen_TK = logits(8192, 64, 8).topk(8, dim=1).indices
     load_E = expert_load(chosen_TK, 64).double()
@@ -40,27 +49,56 @@ def test_figure_1_is_taken_in_proportion() -> None:
 
 def test_the_speedup_study_has_the_papers_deployments() -> None:
     planned = jobs("speedup")
-    assert {case.title: setting.ranks for case, setting, _ in planned} == {
+    assert {case.title: setting.ranks for case, setting, *_ in planned} == {
         "OLMoE": 8,
         "DeepSeek-V2-Lite": 8,
         "Qwen1.5-MoE-Chat": 6,
         "Mixtral": 8,
     }
     # 8192 sequences of 512: a 256th of the sequences, a quarter of each, over 8 ranks.
-    _, olmoe, (batch,) = planned[0]
+    _, olmoe, (batch,), _ = planned[0]
     assert (batch.sequences, batch.prompt, batch.tokens) == (4 * 8, 128, 512 * 8)
     assert olmoe.shape == SHAPES["olmoe"].scaled(4)
 
 
 def test_real_ranks_leave_out_what_they_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [case.ranks for case, _, _ in jobs("speedup", processes=4)] == [4] * 4
+    assert [case.ranks for case, *_ in jobs("speedup", processes=4)] == [4] * 4
     assert capsys.readouterr().err == ""
-    models = [case.title for case, _, _ in jobs("speedup", processes=8)]
+    models = [case.title for case, *_ in jobs("speedup", processes=8)]
     assert models == ["OLMoE", "DeepSeek-V2-Lite", "Mixtral"]
     assert "Qwen1.5-MoE-Chat is left out, 8 ranks do not divide" in capsys.readouterr().err
     # On real ranks a model has one placement.
-    models = [case.title for case, _, _ in jobs("placement", processes=2)]
+    models = [case.title for case, *_ in jobs("placement", processes=2)]
     assert models == ["OLMoE", "Qwen1.5-MoE-Chat", "Mixtral"]
+
+
+def test_traces_have_the_records_loads() -> None:
+    planned = jobs("traces")
+    assert [case.title for case, *_ in planned] == [run["model"] for run in TRACES["runs"]]
+    for (case, setting, (batch,), routings), run in zip(planned, TRACES["runs"], strict=True):
+        assert case.routing
+        shape, batch_size = setting.shape, load_option("model", case.routing).batch_size
+        assert vars(shape) == run["shape"]
+        points = run["points"]
+        assert [source for source, _ in routings] == [
+            {"source": point["routing"]["source"]} for point in points
+        ]
+        assert {point["batch"] for point in points} == {batch.sequences}
+        (record,) = (
+            record
+            for path in record_paths(RESULTS, case.routing, "obqa")
+            if path.name.startswith("baseline-")
+            and (record := read_record(path, RESULTS)).cell.batch_size == batch_size
+            and record.cell.backend == "transformers"
+        )
+        # A routing begins with its own layer and goes on with those after it.
+        _, logits = routings[-1]
+        for layer, of_record in enumerate((record.layers[-1], record.layers[0])):
+            seen_E = torch.tensor(of_record.load_before).double()
+            logits_TE = logits(4096, shape.n_experts, shape.top_k, layer=layer)
+            load_E = expert_load(logits_TE.topk(shape.top_k, dim=1).indices, shape.n_experts)
+            share_E = load_E.double() / load_E.sum()
+            torch.testing.assert_close(share_E, seen_E / seen_E.sum(), atol=0.01, rtol=0.05)
 
 
 def test_peak_load_by_hand() -> None:
@@ -91,7 +129,7 @@ def test_a_load_that_no_routing_has_is_refused() -> None:
         with pytest.raises(UsageError, match=r"8 experts and 2 per token .* 1 to 4 times"):
             skewed_logits(peak, 10, 8, 2)
     with pytest.raises(UsageError, match="no top-2 routing"):
-        logits_of_loads([9.0, *[1.0] * 7], 10, 8, 2)
+        logits_of_loads([[9.0, *[1.0] * 7]], 10, 8, 2)
 
 
 @pytest.mark.parametrize(("n_experts", "top_k", "peak"), [(16, 4, 2.5), (8, 2, 2.0)])

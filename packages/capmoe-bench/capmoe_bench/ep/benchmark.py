@@ -9,11 +9,14 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.processes import process_count, process_rank
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -23,7 +26,7 @@ from torch import Tensor
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.links import Link, balanced_link, emulated_link
 from capmoe_bench.ep.skew import logits_of_loads, peak_load, skewed_logits
-from capmoe_bench.ep.studies import FIGURE_1, ModelCase, StudyPlan, Workload, find_studies
+from capmoe_bench.ep.studies import FIGURE_1, ModelCase, Shape, StudyPlan, Workload, find_studies
 from capmoe_bench.ep.timing import TimedLayer, TimedPrefill, measured_link
 from capmoe_bench.rounds import (
     alternate,
@@ -44,14 +47,16 @@ EMULATED = (
     "EMULATED: each rank's work was timed in turn on one device and the slowest counts; the "
     "all-to-all was not run, its time is latency + bytes / bandwidth"
 )
+_TASK = "obqa"  # of the records that a study takes loads from; it is Figure 1's
 _GAIN = 1.05  # an ideal speedup below has no share that could be told from noise
 _PASSES = 3  # over which the device's speed is measured, after one that warms up
 
 
-Job = tuple[ModelCase, LayerSetting, list[Workload]]
-"""A model of a study, its layer over some ranks with divided widths, and its divided batches."""
 Routing = tuple[dict[str, Any], Callable[..., Tensor]]
 """A source of router logits [T, E] of T, E, K and a layer, and what the file says of the source."""
+Job = tuple[ModelCase, LayerSetting, list[Workload], list[Routing]]
+"""A model of a study, its layer over some ranks with divided widths, its divided batches, and the
+routings of each batch."""
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -66,7 +71,9 @@ def run(arguments: argparse.Namespace) -> None:
         )
     _keep_memory()
     link = emulated_link(arguments, device)
-    planned = [(study, plan(study, device, dtype, processes)) for study in studies]
+    planned = [
+        (study, plan(study, arguments.results, device, dtype, processes)) for study in studies
+    ]
     world = World.join(device) if processes else None
     for study, jobs in planned:
         file = time_study(study, jobs, link, arguments, world)
@@ -91,18 +98,20 @@ def _keep_memory() -> None:
 
 
 def plan(
-    study: StudyPlan, device: torch.device, dtype: torch.dtype, processes: int | None = None
+    study: StudyPlan,
+    results: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    processes: int | None = None,
 ) -> list[Job]:
-    """Return the jobs of a study.
+    """Return the jobs of a study; recorded loads are those of the records in ``results``.
 
     With real processes every model is spread over these, which makes all placements of a model one.
     A model whose experts cannot be spread is left out; a study without any is a UsageError.
     """
     jobs: list[Job] = []
     for case in dict.fromkeys(replace(of, ranks=processes or of.ranks) for of in study.models):
-        shape, ranks = find_shape(case.shape), case.ranks
-        if case.routing:  # the loads of 64 experts
-            shape = replace(shape, n_experts=64, top_k=8)
+        (shape, routings), ranks = _routings(case, results), case.ranks
         if shape.n_experts % ranks:
             about = f"ep: {study.name}: {case.title} is left out"
             say(f"{about}, {ranks} ranks do not divide its experts")
@@ -115,25 +124,51 @@ def plan(
             )
             for work in study.workloads
         ]
-        jobs.append((case, LayerSetting(shape.scaled(study.scale), ranks, device, dtype), batches))
+        setting = LayerSetting(shape.scaled(study.scale), ranks, device, dtype)
+        jobs.append((case, setting, batches, routings))
     if not jobs:
         raise UsageError(f"study={study.name}: its ranks divide no model's experts")
     return jobs
 
 
-def routings_of(case: ModelCase) -> list[Routing]:
-    """Return the routings of a model: Figure 1's loads, or the wanted peaks.
+def _routings(case: ModelCase, results: Path) -> tuple[Shape, list[Routing]]:
+    """Return a model's layer and routings: wanted peaks, or the loads of Figure 1 or of a record.
 
-    The loads of Figure 1 are normalised, but sum to 82.5, not to 64, so they are taken as
-    proportions: the fullest expert, drawn at 7.2, then has 5.6 times the mean.
+    The layer has as many experts and as large a top-k as the loads are of. The loads of Figure 1
+    are normalised, but sum to 82.5, not to 64, so they are taken as proportions: the fullest
+    expert, drawn at 7.2, then has 5.6 times the mean. The record is the baseline's in the model's
+    own batches; a missing one is a UsageError.
     """
-    if case.routing:
-        loads = figure("fig1_load_svg_vector")
-        return [({"source": FIGURE_1}, partial(logits_of_loads, loads))]
-    return [
-        ({"source": "peak", "wanted_peak": peak}, partial(skewed_logits, peak))
-        for peak in case.peaks
-    ]
+    shape = find_shape(case.shape)
+    if case.routing is None:
+        return shape, [
+            ({"source": "peak", "wanted_peak": peak}, partial(skewed_logits, peak))
+            for peak in case.peaks
+        ]
+    if case.routing == FIGURE_1:
+        loads = (figure("fig1_load_svg_vector"),)
+        of_loads = replace(shape, n_experts=64, top_k=8)
+        return of_loads, [({"source": FIGURE_1}, partial(logits_of_loads, loads))]
+    from capmoe_eval.experiment.composition import load_option  # needs Hydra; other studies do not
+
+    batch_size = load_option("model", case.routing).batch_size
+    for path in record_paths(results, case.routing, _TASK):
+        record = path.name.startswith("baseline-") and read_record(path, results)
+        if record and (record.cell.batch_size, record.cell.backend) == (batch_size, "transformers"):
+            seen = [layer.load_before for layer in record.layers]
+            first = record.layers[0]
+            return replace(shape, n_experts=first.n_experts, top_k=first.top_k), [
+                # Each routing goes on with the layers after its own.
+                (
+                    {"source": f"{record.model} {_TASK} {layer.name}"},
+                    partial(logits_of_loads, seen[number:] + seen[:number]),
+                )
+                for number, layer in enumerate(record.layers)
+            ]
+    raise UsageError(
+        f"results={results}: no baseline record of {case.routing} and {_TASK}; compute one with "
+        f"capmoe-eval run model={case.routing} method=baseline tasks={_TASK}"
+    )
 
 
 def time_study(
@@ -173,8 +208,8 @@ def _run(
     world: World | None,
 ) -> dict[str, Any]:
     """Return what the file says of a job; a machine's balance is taken at its first point."""
-    case, setting, batches = job
-    shape, routings = setting.shape, routings_of(case)
+    case, setting, batches, routings = job
+    shape = setting.shape
     if isinstance(link, str):
         tokens = batches[0].tokens
         logits_TE = routings[0][1](tokens, shape.n_experts, shape.top_k)

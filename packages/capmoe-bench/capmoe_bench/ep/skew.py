@@ -69,17 +69,17 @@ def skewed_logits(peak: float, n_tokens: int, n_experts: int, top_k: int, layer:
 
 
 def logits_of_loads(
-    loads: Sequence[float], n_tokens: int, n_experts: int, top_k: int, layer: int = 0
+    loads: Sequence[Sequence[float]], n_tokens: int, n_experts: int, top_k: int, layer: int = 0
 ) -> Tensor:
     """Return router logits [T, E] under which the experts' loads have given proportions.
 
     A token's logits are noise plus a constant for each expert; the constants are corrected until
-    the shares of the loads are those of ``loads``. The first layer is the one that is timed alone;
-    later ones have the same loads over other experts, shuffled. An expert with more load than
-    tokens is a UsageError.
+    the shares of the loads are those of ``loads``, the load of every expert for each layer. The
+    first layer is the one that is timed alone; layers beyond those of ``loads`` have the same loads
+    over other experts, shuffled. An expert with more load than tokens is a UsageError.
     """
-    load_E = torch.tensor(loads, dtype=torch.float64)
-    if layer:
+    load_E = torch.tensor(loads[layer % len(loads)], dtype=torch.float64)
+    if layer >= len(loads):
         shuffler = torch.Generator().manual_seed(layer)
         load_E = load_E[torch.randperm(n_experts, generator=shuffler)]
     share_E = load_E / load_E.sum() * top_k  # of the tokens that choose the expert

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, field_problem, reading
 from capmoe_eval.experiment.files import read_data, read_yaml
@@ -57,7 +57,7 @@ class ModelCase:
     title: str  # as the paper's tables call it
     shape: str  # its layer, a key of ``SHAPES``
     ranks: Positive  # ranks that it is spread over
-    routing: Literal["figure 1"] | None = None  # :data:`FIGURE_1`, of 64 experts and top-8
+    routing: str | None = None  # :data:`FIGURE_1`, the name of a record's model, or None
     peaks: tuple[float, ...] = ()  # without a routing: the fullest expert's load over the mean
     why: str = ""  # the reason for the loads
     share: float = 1.0  # of the study's batch; models whose tokens cost more get fewer
