@@ -70,6 +70,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "protocol-deviations": partial(
         protocol.listed, "deviations", date="{date}", what="{what}", why="{why}"
     ),
+    "fresh-summary": fresh.summary,
     "fresh-models": fresh.models,
     "fresh-verdicts": fresh.verdicts,
     "fresh-readings": fresh.readings,

@@ -6,6 +6,7 @@ The models have an unseen training seed and an unseen world. The numbers come fr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from statistics import fmean
@@ -54,6 +55,17 @@ def verdicts() -> str:
         rows.append((*in_words(row), *effects, *numbers_of(row), row["verdict"]))
     head = ("claim", "primary contrast", "expected", "exploratory [95 %]", "fresh [95 %]")
     return table((*head, "decidable", "p", "verdict"), rows)
+
+
+def summary() -> str:
+    """Return how many primary contrasts have each verdict, in a sentence."""
+    counts = Counter(row["verdict"] for row in _judged() if "secondary" not in row)
+    parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts, reverse=True))
+    return paragraph(
+        f"Of the {counts.total()} primary contrasts of the claims, on five models that were "
+        f"trained after the rules had been committed: {parts} ([the confirmatory "
+        "run](docs/explanation/fresh.md))."
+    )
 
 
 def readings() -> str:
