@@ -37,8 +37,8 @@ def balancing() -> str:
     whole = whole[whole["column"].isin(_COLUMNS)]
     texts = [
         f"{row.straggler:.2f}"
-        + (f" ({row.moved:.1f} sent)" if row.moved > 0 and not row.drop_rate else "")
-        + (f" ({100 * row.drop_rate:.0f} % dropped)" if row.drop_rate else "")
+        + (f" ({row.moved:.1f})" if row.moved > 0 and not row.drop_rate else "")
+        + (f" ({100 * row.drop_rate:.0f} %)" if row.drop_rate else "")
         for row in whole.itertuples()
     ]
     index = ["model", "ranks", "judged_on", "of"]
@@ -50,7 +50,7 @@ def balancing() -> str:
     ]
     head = (
         *("straggler factor", "contiguous", "EPLB", "EPLB, 1 more slot a rank", "LPLB, the same"),
-        *("LLEP (weights sent a layer)", "γ=2", "γ=1"),
+        *("LLEP (weights sent a layer)", "γ=2 (dropped)", "γ=1 (dropped)"),
     )
     steps = whole.groupby("of", sort=False)["steps"]
     counted = ", ".join(f"{span(map(float, n), '{:.0f}')} of {of}" for of, n in steps)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from capmoe_methods.comparison import Interval, interval, lost
+from capmoe_methods.comparison import interval, lost
 
 from capmoe_eval.experiment.names import method_title, metric_title
 from capmoe_eval.results.frames import pick
@@ -45,46 +45,30 @@ def sizes() -> str:
 
 
 def size_changes() -> str:
-    """Return the dropped pairs and the change in accuracy under each method, at both sizes."""
+    """Return the dropped pairs and the change in accuracy at each method's lowest γ, by size."""
     rows: list[Sequence[str]] = []
-    differences: dict[str, list[Interval]] = {}
     for words, methods in _GRIDS.items():
         compared = results(words)
         stock = pick(compared.cells, method="baseline")
         for method in methods:
-            title, cells = method_title(method), pick(compared.cells, method=method)
-            for gamma, bounded in cells.groupby("gamma", dropna=False):
-                sides = [
-                    units_of(compared, *(pick(side, model=model) for side in (bounded, stock)))
-                    for model in _SIZES
-                ]
-                assert sides[0].keys() == sides[1].keys() == set(stock["task"])
-                difference = {task: sides[1][task] - units for task, units in sides[0].items()}
-                points = [interval(units) for units in (*sides, difference)]
-                if gamma == cells["gamma"].min() or cells["gamma"].isna().all():
-                    factor = "" if math.isnan(gamma) else f" γ={gamma:g}"
-                    shares = bounded.groupby("model")["drop_rate"].mean()[[*_SIZES]]
-                    dropped = " and ".join(f"{100 * share:.1f} %" for share in shares)
-                    label = f"{title}{factor}, {len(sides[0])} tasks"
-                    rows.append((label, dropped, *(signed(*each, 1) for each in points)))
-                differences.setdefault(title, []).append(points[-1])
-    more = {
-        title: f"{title} {count} of {len(of_method)}"
-        for title, of_method in differences.items()
-        if (count := sum(high < 0 for _, _, high in of_method))
-    }
-    none = [title for title in differences if title not in more]
-    compared = [each for of_method in differences.values() for each in of_method]
-    less = sum(low > 0 for _, low, _ in compared)
+            cells = pick(compared.cells, method=method)
+            gamma = cells["gamma"].min()
+            bounded = cells if math.isnan(gamma) else pick(cells, gamma=gamma)
+            sides = [
+                units_of(compared, *(pick(side, model=model) for side in (bounded, stock)))
+                for model in _SIZES
+            ]
+            assert sides[0].keys() == sides[1].keys() == set(stock["task"])
+            difference = {task: sides[1][task] - units for task, units in sides[0].items()}
+            points = (signed(*interval(units), 1) for units in (*sides, difference))
+            factor = "" if math.isnan(gamma) else f" γ={gamma:g}"
+            shares = bounded.groupby("model")["drop_rate"].mean()[[*_SIZES]]
+            dropped = " and ".join(f"{100 * share:.1f} %" for share in shares)
+            label = f"{method_title(method)}{factor}, {len(sides[0])} tasks"
+            rows.append((label, dropped, *points))
     points_of = (f"points, `{name}`" for name in _SIZES)
     return (
-        paragraph(
-            "The larger model loses more in these settings, by the 95 % interval of the "
-            f"difference: {', '.join(more.values())}. Under {', '.join(none)} it does so in none. "
-            f"It loses less in {less} of {len(compared)}. The table has each method's lowest γ."
-        )
-        + "\n"
-        + table(("", "pairs dropped", *points_of, "larger − small"), rows)
+        table(("", "pairs dropped", *points_of, "larger − small"), rows)
         + "\n"
         + paragraph("Intervals are over documents, paired and uncorrected. Tasks count equally.")
     )

@@ -52,12 +52,6 @@ def in_words(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return f"({row['claim']}){secondary}", str(row["contrast"]), expected
 
 
-def seconds(setting: Mapping[str, Any]) -> float:
-    """Return the seconds that a setting of the real model takes on the protocol's machine."""
-    names = [task for group in setting["run_on"] for task in protocol()["sets"][group]]
-    return setting.get("runs", 1) * sum(protocol()["tasks"][name]["seconds"] for name in names)
-
-
 def effect_of_pairs(pairs: Mapping[str, Mapping[str, Paired]]) -> Effect:
     """Return the pooled effect of paired scores by model and task, by the rule ``worth``."""
     weights = shares(pairs).items()
@@ -149,19 +143,15 @@ def primary_table(run: str) -> str:
 
 
 def settings() -> str:
-    """Return the settings of the real model by priority and tasks, with their hours."""
-    groups: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    """Return the settings of the real model by priority and tasks."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for setting in protocol()["settings"]:
         group = (str(setting["priority"]), ", ".join(setting["run_on"]))
         side = str(Side.model_validate(setting["side"]))
         seeds = f", {setting['runs']} seeds" if "runs" in setting else ""
-        text = f"{side}{seeds} ({', '.join(setting['for'])})"
-        groups.setdefault(group, []).append((text, seconds(setting) / 3600))
-    rows = [
-        (*group, "; ".join(text for text, _ in of_group), f"{sum(h for _, h in of_group):.1f}")
-        for group, of_group in groups.items()
-    ]
-    return table(("priority", "on", "settings (claims)", "hours"), rows)
+        groups.setdefault(group, []).append(f"{side}{seeds} ({', '.join(setting['for'])})")
+    rows = [(*group, "; ".join(texts)) for group, texts in groups.items()]
+    return table(("priority", "on", "settings (claims)"), rows)
 
 
 def listed(part: str, **columns: str) -> str:
