@@ -229,7 +229,7 @@ def _printed_change(side: Side, tasks: list[str]) -> float | None:
 
 
 def progress() -> str:
-    """Return which settings of the protocol have no records yet."""
+    """Return how many settings of the protocol have records, and which have none."""
     done, missing = 0, []
     for row in protocol()["settings"]:
         side = Side.model_validate(row["side"])
@@ -241,7 +241,6 @@ def progress() -> str:
         ]
         lacking = [task for task in tasks if len(cells_of(side, task)) < row.get("runs", 1)]
         done += len(tasks) - len(lacking)
-        if lacking:
-            missing.append((str(row["priority"]), str(side), ", ".join(lacking)))
-    words = paragraph(f"Settings of a task with records: {done}. Those without:")
-    return words + "\n" + table(("priority", "setting", "not run on"), missing)
+        missing += [f"{side} on {task}" for task in lacking]
+    without = "; ".join(missing) or "none"
+    return paragraph(f"Settings of a task that enters, with records: {done}; without: {without}.")
