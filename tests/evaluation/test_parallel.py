@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from capmoe_serve.trace import load_trace
 
 from capmoe_eval.__main__ import main
 from capmoe_eval.errors import UsageError
@@ -105,6 +104,9 @@ def test_two_nodes_give_the_records_of_one_process(
 
 def compare_traces(ours: Path, theirs: Path) -> None:
     """The tokens of both ranks are one trace, in the order of one process."""
+    # Here, since the tests of SLURM import this module beside an installed suite alone.
+    from capmoe_serve.trace import load_trace
+
     names = [sorted(str(path.relative_to(at)) for path in at.rglob("*")) for at in (ours, theirs)]
     assert names[0] == names[1]
     assert sum(name.endswith(".npz") for name in names[0]) == 6
