@@ -101,15 +101,15 @@ wheel() {
   (cd "$work/checkout" && .venv/bin/capmoe-eval table table2 --out "$work/expected" > /dev/null)
   diff "$work/expected/zoo/table2.tex" "$work/rendered/zoo/table2.tex"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval method=oea k0=1 2> "$work/refused"
-  grep -q '^error: method=oea: capmoe-methods is not installed; pip install capmoe-methods' "$work/refused"
+  grep -q '^error: method=oea: capmoe-methods is not installed; in a checkout, pip install ./packages/capmoe-methods' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval claims 2> "$work/refused"
-  grep -q '^error: claims: capmoe-report is not installed; pip install capmoe-report' "$work/refused"
+  grep -q '^error: claims: capmoe-report is not installed; in a checkout, pip install ./packages/capmoe-report' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval train olmoe 2> "$work/refused"
-  grep -q '^error: train: capmoe-zoo is not installed; pip install capmoe-zoo' "$work/refused"
+  grep -q '^error: train: capmoe-zoo is not installed; in a checkout, pip install ./packages/capmoe-zoo' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval bench ep 2> "$work/refused"
-  grep -q '^error: bench: capmoe-bench is not installed; pip install capmoe-bench' "$work/refused"
+  grep -q '^error: bench: capmoe-bench is not installed; in a checkout, pip install ./packages/capmoe-bench' "$work/refused"
   ! PYTHONPATH=$suite "$work/other/bin/python" -m capmoe_eval advise example 2> "$work/refused"
-  grep -q '^error: advise: capmoe-serve is not installed; pip install capmoe-serve' "$work/refused"
+  grep -q '^error: advise: capmoe-serve is not installed; in a checkout, pip install ./packages/capmoe-serve' "$work/refused"
   [ "$(ls -A)" = results ] || { echo "something was left beside results/: $(ls -A)"; exit 1; }
   cd "$work/checkout"
 }

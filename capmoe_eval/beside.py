@@ -59,9 +59,10 @@ def check_installed(setting: str) -> None:
     """
     for package, settings in BESIDE.items():
         if setting in settings:
+            folder = "benchmarks" if package == "capmoe-benchmarks" else f"packages/{package}"
             raise UsageError(
-                f"{setting}: {package} is not installed; pip install {package} (in a checkout, "
-                "make install)"
+                f"{setting}: {package} is not installed; in a checkout, pip install ./{folder}, or "
+                "make install"
             )
 
 

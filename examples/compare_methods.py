@@ -24,7 +24,7 @@ def main(results: str = "results/zoo") -> None:
         & (frame["ep_size"] == 8)
         & frame["shuffle"].isna()
         & (frame["count_padding"] == False)  # noqa: E712, a column with empty fields
-        & (frame["batch_size"] == frame["batch_size"].max())
+        & (frame["batch_size"] == 64)
     ]
     grid = cells.pivot_table(index="task", columns=["method", "gamma"], values="value")
     # A task counts if all of these cells have it.

@@ -224,6 +224,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
     },
     "table": {
         "nosuch": "table=nosuch",
+        "no/such": "no/such: no such directory",
         "tabel2": "did you mean 'table2'",
         "": "required",
         "table2 --out file": f"--out=file: {WRITE}",
@@ -241,6 +242,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
     },
     "figure": {
         "fig99": "fig99",
+        "no/such": "no/such: no such directory",
         "fig1,fgi2": "did you mean 'fig2'",
         "fig16 profile.figures.models=[zoo_olmoe]": "fig16: shows model 4 of the profile",
         "fig12 parts.curve.tasks=[rt]": "parts.curve.tasks=rt: did you mean 'rte'",

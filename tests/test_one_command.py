@@ -80,7 +80,9 @@ def test_what_an_absent_package_brings_says_which_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(beside, "BESIDE", {"my-package": {"speak"}})
-    line = r"^speak: my-package is not installed; pip install my-package \("
+    line = (
+        r"^speak: my-package is not installed; in a checkout, pip install \./packages/my-package, "
+    )
     with pytest.raises(UsageError, match=line):
         main(["speak"])
 

@@ -242,7 +242,8 @@ def knobs_without_effect(overrides: Sequence[str], plans: Iterable[CellPlan]) ->
     recorded = (plan.cell.method.name for plan in plans)
     names = [*named_methods(overrides), *recorded]
     for override in overrides:
-        if why := without_effect(override.partition("=")[0], names):
+        why = without_effect(override.partition("=")[0], names)
+        if why and override != "gamma=inf":  # the baseline, as which it computes
             yield f"{override}: {why}"
 
 

@@ -49,16 +49,23 @@ def read_records(places: Iterable[tuple[Path, Path]], broken: list[str]) -> list
             gc.enable()
     if missing:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(missing.items()))
-        broken.append(
-            f"records of what is not registered: {names}; install the packages that have it, or "
-            "delete these records"
-        )
+        line = f"records of what is not registered: {names}; the packages that register it, such as"
+        broken.append(f"{line} capmoe-methods, are not installed")
     return records
 
 
 def read_results(root: Path, broken: list[str], model: str = "*", task: str = "*") -> list[Record]:
     """Return every record that is read for a results directory, as :func:`read_records`."""
     return read_records(record_places(root, model, task), broken)
+
+
+def named_directory(word: str) -> Path | None:
+    """Return the directory of a word, None for a plain name; UsageError where there is none."""
+    if Path(word).is_dir():
+        return Path(word)
+    if "/" in word:
+        raise UsageError(f"{word}: no such directory; name one that has records")
+    return None
 
 
 def directories(root: Path) -> tuple[Path, ...]:

@@ -64,8 +64,8 @@ def generator(name: str) -> Generator:
     world, _ = split_world(name)
     if world not in generators:
         raise UsageError(
-            f"data.root={name}: capmoe-zoo, which generates it, is not installed; pip install "
-            "capmoe-zoo (in a checkout, make install)"
+            f"data.root={name}: capmoe-zoo, which generates it, is not installed; in a checkout, "
+            "pip install ./packages/capmoe-zoo, or make install"
         )
     return generators[world]
 

@@ -100,7 +100,7 @@ def test_records_of_methods_that_are_not_registered_are_counted(tmp_path: Path) 
         made.forge(other, tmp_path / f"m/obqa/other{number}.json")
     line = (
         "records of what is not registered: gamma=clever (1), method=mine (2), placement=spread "
-        "(1); install the packages that have it, or delete these records"
+        "(1); the packages that register it, such as capmoe-methods, are not installed"
     )
     broken: list[str] = []
     assert [record.path for record in read_results(tmp_path, broken)] == [whole.path]

@@ -108,6 +108,6 @@ def test_what_a_package_beside_the_suite_brings_says_which_to_install(
     setting: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(beside, "BESIDE", {"my-package": {setting}})
-    line = rf"^{setting}: my-package is not installed; pip install my-package \("
+    line = rf"^{setting}: my-package is not installed; in a checkout, pip install"
     with pytest.raises(UsageError, match=line):
         create_method(**settings)

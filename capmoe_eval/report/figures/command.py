@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
+from capmoe_eval.experiment.results import named_directory
 from capmoe_eval.report.figures.catalogue import Spec, figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
 from capmoe_eval.report.figures.sweep import sweep_figure
@@ -76,5 +76,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _chosen(name: str) -> Spec:
     """Return the figure of a name; of a directory, which is none, that of all its results."""
-    is_directory = name not in figures() and Path(name).is_dir()
-    return sweep_figure(Path(name)) if is_directory else get_figure(name)
+    directory = None if name in figures() else named_directory(name)
+    return get_figure(name) if directory is None else sweep_figure(directory)

@@ -18,7 +18,7 @@ from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.configuration import LEFT_OUT
 from capmoe_eval.experiment.files import check_writable
-from capmoe_eval.experiment.results import directories
+from capmoe_eval.experiment.results import directories, named_directory
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES, WorkloadLayout
 from capmoe_eval.report.tables.filled import (
     ENTRY_POINTS,
@@ -84,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(to_markdown(table))
         print("written: " + ", ".join(map(str, paths)))
 
-    def render_sweep() -> int:
+    def render_sweep(root: Path) -> int:
         if arguments.published or arguments.overrides:
             raise UsageError(
                 f"{arguments.name}: all records of a directory are shown; leave out "
@@ -92,14 +92,14 @@ def main(words: Sequence[str] | None = None) -> None:
             )
         from capmoe_eval.report.tables.sweep import sweep_table  # numpy takes its time
 
-        table = sweep_table(Path(arguments.name))
+        table = sweep_table(root)
         show(table, save(table))
         return 0
 
     def render_all() -> int:
         keys = [layout.key for layout in TABLES]
-        if arguments.name not in (ALL, *keys) and Path(arguments.name).is_dir():
-            return render_sweep()
+        if arguments.name not in (ALL, *keys) and (root := named_directory(arguments.name)):
+            return render_sweep(root)
         # One table that cannot be rendered takes no other with it.
         check_writable("--out", arguments.out)
         if not arguments.published:

@@ -126,7 +126,7 @@ def _laid_out(
     titles = ", ".join(slot.title for slot in slots)
     labels = [heading for heading, _ in layout.labels]
     filled = as_table(layout, labels, cells, decimals=layout.decimals, model=titles)
-    filled.attrs["notes"] = [*_notes(layout, slots), *_cell_notes(filled)]
+    filled.attrs["notes"] = [*_notes(layout, slots), *cell_notes(filled)]
     return filled
 
 
@@ -327,7 +327,7 @@ def _notes(layout: Layout, slots: Sequence[ModelSlot]) -> Iterator[str]:
             yield f"On {slot.title}, {', '.join(symbols)}."
 
 
-def _cell_notes(table: pd.DataFrame) -> Iterator[str]:
+def cell_notes(table: pd.DataFrame) -> Iterator[str]:
     """Yield the seeds and documents of cells, what marks mean, and what is not told by numbers."""
     counts = sorted({seeds.count(",") + 1 for seeds in table["seeds"] if seeds})
     if counts:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.experiment.names import gamma_column, is_stock, method_title
 from capmoe_eval.paper.layout import PaperTable
-from capmoe_eval.report.tables.fill import error_over_seeds
+from capmoe_eval.report.tables.fill import cell_notes, error_over_seeds
 from capmoe_eval.report.tables.table import as_table
 from capmoe_eval.results.frames import IDENTITY, read
 from capmoe_eval.routing.registry import method_names
@@ -68,7 +68,7 @@ def sweep_table(root: Path) -> pd.DataFrame:
         rows += [row | {"column": column} | cell for column, cell in of_tasks.items()]
     layout = PaperTable("sweep", "ours", 0, "Results in {root}", _CAPTION)
     table = as_table(layout, ["Model", "Method", "γ", "Settings"], rows, root=root.name)
-    table.attrs["folder"] = root.resolve().name
+    table.attrs |= {"folder": root.resolve().name, "notes": [*cell_notes(table)]}
     return table.assign(best=False)  # of a metric that may be better the lower it is
 
 
@@ -100,7 +100,7 @@ def _interval(share: float, error: float, documents: int) -> tuple[float, float]
 
 def settings_of(cells: pd.DataFrame) -> pd.Series[str]:
     """Return what else tells cells of one model and method apart: the knobs that differ."""
-    texts = cells[list(IDENTITY)].map(lambda v: "" if v is None else _text(v))
+    texts = cells[list(IDENTITY)].map(_text)
     others = texts.drop(columns=["model", "method", "gamma", "task", "seed"])
     by_task = others.groupby([texts[name] for name in ("model", "method", "task")]).nunique() > 1
     differ = by_task.groupby(["model", "method"]).any()
@@ -112,4 +112,4 @@ def settings_of(cells: pd.DataFrame) -> pd.Series[str]:
 def _text(value: object) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:g}"
-    return str(value)
+    return "" if value is None else str(value)

@@ -147,5 +147,7 @@ def test_what_an_absent_package_brings_says_which_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(beside, "BESIDE", {"my-package": {"bench speed"}})
-    with pytest.raises(UsageError, match=r"^bench speed: my-package is not installed; pip install"):
+    with pytest.raises(
+        UsageError, match=r"^bench speed: my-package is not installed; in a checkout"
+    ):
         benchmarks.main(["speed"])

@@ -69,5 +69,5 @@ def test_without_it_the_suite_says_what_to_install(words: list[str], tmp_path: P
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     name = "=".join(words).removeprefix("run=").replace("figure=", "figure ")
-    assert done.stderr.startswith(f"error: {name}: capmoe-methods is not installed; pip install")
+    assert done.stderr.startswith(f"error: {name}: capmoe-methods is not installed; in a checkout")
     assert done.returncode == 2
