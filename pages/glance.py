@@ -113,8 +113,9 @@ def caption() -> str:
     return paragraph(
         f"*{len(effect.models)} tiny trained models ({families}), {documents}. At γ=1 the "
         f"load of the fullest rank falls from [{_mean(before)}]({drop}) to "
-        f"[{_mean(after)}]({drop}) times the mean load before drops. Token Drop, which keeps the "
-        f"pairs with the highest gate scores, changes accuracy by [{mean}]({drop}) {interval} "
+        f"[{_mean(after)}]({drop}) times the mean that ranks have without a capacity. Token Drop, "
+        "which keeps the pairs with the highest gate scores, changes accuracy by "
+        f"[{mean}]({drop}) {interval} "
         f"points; the paper's Table 1 prints {_in_print(effect)} for OLMoE on the same "
         "tasks. Reverse Order, Random and Order lose "
         f"[{span(others, '{:.1f}')}]({rest}). A number leads to the names of its records. Bands, "
