@@ -100,7 +100,7 @@ def test_a_model_of_a_package_that_is_not_installed_names_it(
     config = json.loads((copied / "config.json").read_text()) | {"model_type": "molmo"}
     (copied / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr("capmoe_eval.wrapper.checkpoint._architectures", frozenset)
-    with pytest.raises(UsageError, match="model_type=molmo: capmoe-zoo is not installed; pip inst"):
+    with pytest.raises(UsageError, match="model_type=molmo: capmoe-zoo is not installed; in a ch"):
         load(copied)
 
 
