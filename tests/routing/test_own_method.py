@@ -18,7 +18,7 @@ from capmoe_eval.routing.registry import ENTRY_POINTS, create_method
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorials/own_method.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-METHOD, USE, _FRAME, DEFINITION = PYTHON
+METHOD, USE, DEFINITION, _FRAME = PYTHON
 
 CHECKED = """
 import json, torch

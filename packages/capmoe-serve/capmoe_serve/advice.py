@@ -131,7 +131,12 @@ def advise(
         "sentence": reason(settings, chosen, budget, at_least_speedup),
         "unknown": unknown(settings, trace),
         "commands": commands(
-            settings, at_least_speedup or 1.0, model=trace.model, ranks=ranks, results=results
+            settings,
+            chosen,
+            at_least_speedup or 1.0,
+            model=trace.model,
+            ranks=ranks,
+            results=results,
         ),
         "files": {name: usage for name, (_, usage) in files.items()},
     }
@@ -301,6 +306,11 @@ def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) 
     A record's capacity of each expert drops the same on every placement, that of a device does not:
     it is of the record's own placement, contiguous or EPLB's without copies, which its own
     calibration planned. No record has copies. All seeds of ``random`` are one side, as everywhere.
+
+    Where all documents change alike, usually not at all, their variance is 0 and says nothing. The
+    interval then follows the rule of three: with 95 % confidence fewer than 3 of n such documents
+    would change, so that the interval reaches 3 times what the heaviest document is worth, ±300/n
+    points of one task.
     """
     model, evidence = records[0].model, Evidence(profile="", results=results_of(records))
     settings = settings.astype({"tasks": object})
@@ -319,7 +329,11 @@ def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) 
         if effect.points is not None:
             dropped = float(evidence.pick(side, model)["drop_rate"].mean())
             tasks = tuple(sorted(effect.tasks[model]))
-            change = effect.points, *effect.interval(), effect.documents, tasks, dropped
+            low, high = effect.interval()
+            if math.isclose(low, high, abs_tol=1e-9):
+                reach = 3 * effect.worth
+                low, high = max(effect.points - reach, -100.0), min(effect.points + reach, 100.0)
+            change = effect.points, low, high, effect.documents, tasks, dropped
             for name, value in zip(_CHANGE, change, strict=True):
                 settings.at[place, name] = value
     return settings
@@ -377,7 +391,7 @@ def choose(
     """Return the place of the recommended setting, or None if none is known to keep the budget.
 
     A loss is kept to where the whole 95 % interval is; a capacity whose loss nobody measured keeps
-    to none.
+    to none. A capacity on copies of experts is never recommended, because no record can measure it.
 
     If a speedup is asked, it is the setting that loses least, and of equals the first. A setting
     without loss comes before every capacity; of several the one with the fewest copies does, and
@@ -388,6 +402,7 @@ def choose(
     import pandas as pd
 
     keeps = settings["speedup"] >= (at_least_speedup or 0.0)
+    keeps &= is_lossless(settings) | (settings["extra"] == 0)
     if at_most_points is not None:
         keeps &= is_lossless(settings) | (settings["low"] >= -at_most_points)
     if not keeps.any():
@@ -492,6 +507,11 @@ def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
             f"What the answers lose under {without} of the {len(capacities)} capacities, of which "
             "no records were given."
         )
+    if on_copies := int((capacities["extra"] > 0).sum()):
+        lines.append(
+            f"What the answers lose under the {on_copies} capacities on copies of experts: "
+            "capmoe-eval run has no copies, so that none of them is recommended."
+        )
     if trace.n_steps < 2:
         lines.append(
             "What a placement gives: the trace has one step, and a plan is judged on other steps "
@@ -505,15 +525,24 @@ def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
 
 
 def commands(
-    settings: pd.DataFrame, least: float, *, model: str | None, ranks: int, results: str
+    settings: pd.DataFrame,
+    chosen: int | None,
+    least: float,
+    *,
+    model: str | None,
+    ranks: int,
+    results: str,
 ) -> list[str]:
     """Return the commands that would measure what the answers lose, where nobody has.
 
-    ``least`` is the speedup that a capacity must reach to be worth it.
+    ``least`` is the speedup that a capacity must reach to be worth it. The capacity factor of the
+    setting that is recommended is always among those of the commands.
     """
     is_fast = (settings["granularity"] == "expert") & (settings["speedup"] >= least)
     is_home = settings["placement"] == CONTIGUOUS
     gammas = sorted(settings.loc[is_fast & is_home, "gamma"].unique())[-3:]
+    if chosen is not None and settings.loc[chosen, "kind"] == "capacity":
+        gammas = sorted({*gammas, settings.loc[chosen, "gamma"]})
     if not gammas or settings["effect"].notna().any():
         return []
     if model in options("model"):

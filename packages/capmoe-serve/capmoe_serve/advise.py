@@ -50,7 +50,12 @@ def main(arguments: Sequence[str]) -> None:
         type=EXPERTS,
         help="slots for experts on a rank, copies included (default: least with a copy)",
     )
-    served.add_argument("--nodes", type=EXPERTS, default=1, help="nodes of the ranks (default: 1)")
+    served.add_argument(
+        "--nodes",
+        type=EXPERTS,
+        default=1,
+        help="nodes of the ranks, which must divide --groups (default: 1)",
+    )
     served.add_argument(
         "--groups",
         type=EXPERTS,
@@ -141,6 +146,8 @@ def text(advice: Mapping[str, Any]) -> str:
 
     axis, settings = advice["axis"], pd.DataFrame(advice["settings"])
     settings = settings.assign(cost=cost(settings, axis), lossless=is_lossless(settings))
+    on_front = settings[settings["is_on_front"]]
+    differ = axis == "points" and len({tuple(tasks) for tasks in on_front["tasks"].dropna()}) > 1
     rows = [
         {
             "fullest/mean": f"{row['straggler']:.2f}",
@@ -151,10 +158,10 @@ def text(advice: Mapping[str, Any]) -> str:
             else change_in_words(row)
             if axis == "points"
             else f"{row['cost']:.1%}",
+            **({"tasks": "–" if row["lossless"] else len(row["tasks"])} if differ else {}),
             "front": row["title"],
         }
-        for _, row in settings.sort_values("speedup", kind="stable").iterrows()
-        if row["is_on_front"]
+        for _, row in on_front.sort_values("speedup", kind="stable").iterrows()
     ]
     front = pd.DataFrame(rows).set_index("front").rename_axis(None).to_string()
     nodes, groups = advice["nodes"], advice["groups"]
@@ -168,6 +175,8 @@ def text(advice: Mapping[str, Any]) -> str:
     if advice["assumed_steps"] is not None:
         lines.append(f"steps: {advice['assumed_steps']}")
     lines += ["", advice["sentence"], "", "The front:", front]
+    if differ:
+        lines.append("Rows have records of different tasks; their changes are of other documents.")
     lines += ["", "Not known:", *(f"- {line}" for line in advice["unknown"])]
     if advice["commands"]:
         lines += ["", "To measure what the answers lose:", *advice["commands"]]

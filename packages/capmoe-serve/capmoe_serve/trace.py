@@ -281,7 +281,7 @@ def in_known_steps(
 
 def steps_in_words(steps: int, decode_steps: int | None) -> str:
     """Return a number of steps, and of which kind they are where that is known."""
-    words = f"{steps:,} steps"
+    words = f"{steps:,} step{'s'[: steps != 1]}"
     if decode_steps is None:
         return words
     if decode_steps in (0, steps):

@@ -85,6 +85,6 @@ def _in_directory(path: Path, n_experts: int | None, top_k: int | None) -> Trace
                 return read_sglang(files, n_experts)
             return read_csv(files, n_experts, top_k)
     raise UsageError(
-        f"{shown(path)}: is a directory without recordings of SGLang (.pt, .csv); give one file, "
-        "and a model's records by --results"
+        f"{shown(path)}: is a directory without recordings of SGLang (.pt, .csv); give the "
+        "file of a trace"
     )

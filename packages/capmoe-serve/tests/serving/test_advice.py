@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.registry import create_method
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.satellites import NEEDS_METHODS
 
@@ -43,11 +43,15 @@ def skewed(steps: int = 6, experts: int = 8, seed: int = 0) -> Trace:
 
 
 def capacity(
-    speed: float, effect: float | None, width: float = 0.0, drop_rate: float = 0.1
+    speed: float,
+    effect: float | None,
+    width: float = 0.0,
+    drop_rate: float = 0.1,
+    extra: float = 0.0,
 ) -> dict[str, Any]:
     change = math.nan if effect is None else effect
     interval = {"low": change - width, "high": change + width}
-    row = {"kind": "capacity", "speedup": speed, "drop_rate": drop_rate, "extra": 0.0}
+    row = {"kind": "capacity", "speedup": speed, "drop_rate": drop_rate, "extra": extra}
     return row | {"effect": change, **interval, "dropped_score": math.nan}
 
 
@@ -68,7 +72,9 @@ def menus(draw: st.DrawFn) -> pd.DataFrame:
     for _ in range(draw(st.integers(0, 5))):
         effect = draw(st.sampled_from((None, 0.2, 0.0, -0.3, -0.5, -2.0)))
         drop_rate = draw(st.sampled_from((0.1, 0.3)))
-        menu.append(capacity(draw(few), effect, draw(st.sampled_from((0.0, 0.4))), drop_rate))
+        extra = 0.0 if effect is not None else draw(copies)  # no record has copies
+        width = draw(st.sampled_from((0.0, 0.4)))
+        menu.append(capacity(draw(few), effect, width, drop_rate, extra))
     return pd.DataFrame(menu)
 
 
@@ -78,6 +84,8 @@ BUDGETS = ((0.5, None), (None, 1.2), (0.5, 1.2), (0.0, 1.4))
 
 @settings(max_examples=150, deadline=None)
 @given(menus(), st.sampled_from(BUDGETS))
+@example(pd.DataFrame([HOME, capacity(1.4, None, extra=8.0)]), (None, 1.2))
+@example(pd.DataFrame([HOME, capacity(1.4, None, extra=8.0), capacity(1.4, None)]), (None, 1.2))
 def test_the_choice_is_what_a_search_finds(
     menu: pd.DataFrame, budget: tuple[float | None, float | None]
 ) -> None:
@@ -88,6 +96,7 @@ def test_the_choice_is_what_a_search_finds(
         for row in rows
         if row["speedup"] >= (least or 0.0)
         and (most is None or row["kind"] != "capacity" or row["low"] >= -most)
+        and (row["kind"] != "capacity" or row["extra"] == 0)
     ]
     if place is None:
         assert allowed == []
@@ -206,11 +215,12 @@ def test_experts_that_ranks_do_not_divide_are_compared_with_copies() -> None:
 
 
 def written(root: Path) -> None:
-    """Records of a model: of 40 documents the baseline has 30, score 26, and order 10."""
+    """Records of a model: of 40 documents the baseline has 30, score 26, order 10, at γ=2 30."""
     rights = {
         create_method("baseline"): 30,
         create_method("score", 1.0, ep_size=4): 26,
         create_method("order", 1.0, ep_size=4): 10,
+        create_method("order", 2.0, ep_size=4): 30,
         create_method("score", 1.0, ep_size=2): 30,  # of other ranks
         # On EPLB's placement: neither of contiguous placement nor of one with copies.
         create_method("score", 1.0, ep_size=4, granularity="device", placement="eplb"): 29,
@@ -237,12 +247,16 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
             "score γ=1 per expert": -10.0,
             "score γ=1 per expert on EPLB": -10.0,
             "order γ=1 per expert": -50.0,
+            "order γ=2 per expert": 0.0,
             "score γ=1 per device on EPLB": -2.5,
         }
     )
     row = changed.loc["score γ=1 per expert"]
     assert (row["documents"], row["tasks"], row["record_drop_rate"]) == (40, ("piqa",), 0.25)
     assert row["low"] < -10.0 < row["high"]
+    # No document of 40 changed: by the rule of three up to 3 of 40 may.
+    equal = changed.loc["order γ=2 per expert"]
+    assert (equal["low"], equal["high"]) == pytest.approx((-7.5, 7.5))
     assert (advice["axis"], advice["commands"]) == ("points", [])
     assert any("of which no records" in line for line in advice["unknown"])
     # With other ranks the records say nothing.

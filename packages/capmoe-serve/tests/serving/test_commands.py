@@ -18,7 +18,7 @@ from tests.records import planned
 from capmoe_serve.exports import TENSORRT_LLM, VLLM
 from capmoe_serve.summary import ALL, GAMMAS, summarise
 from capmoe_serve.trace import Trace, load_trace, save_trace
-from serving.test_readers import completion, generated, lines
+from serving.test_readers import completion, generated, lines, recording
 
 # ``capmoe-eval loads`` on the embedded trace and on traces of servers.
 
@@ -89,7 +89,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "capmoe_eval").symlink_to(ROOT / "capmoe_eval")
     recorded = {"logical_count": torch.from_numpy(generator.integers(1, 9, (4, 3, 16)))}
-    torch.save(recorded, tmp_path / "expert_distribution_recorder_1.pt")
+    torch.save(recorded, tmp_path / "expert_distribution_recorder_1790000000.5.pt")
+    (tmp_path / "dump").mkdir()
+    for rank in range(2):
+        name = f"expert_distribution_recorder_1790000000.5_{rank}.pt"
+        torch.save(recording(rank), tmp_path / "dump" / name)
     kinds = np.array([False, True, True])
     load_SLE = generator.integers(1, 9, (3, 4, 32))
     save_trace(
@@ -105,7 +109,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(command: str) -> int:
     """Return the exit status of a command; the cells of an evaluation, of minutes, are planned."""
-    _, subcommand, *words = shlex.split(command)
+    _, subcommand, *words = shlex.split(command, comments=True)
     if subcommand not in ("run", "sweep"):
         return status(subcommand, *words)
     keys = [word.split("=", 1) for word in words]
@@ -117,7 +121,7 @@ def run(command: str) -> int:
 def test_every_command_of_the_pages_runs(
     command: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = command.replace("/tmp/expert", "expert").replace("*", "1")
+    command = command.replace("/tmp/", "").replace("*", "1")
     assert run(command) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     if "advise" in command:
@@ -137,6 +141,38 @@ def test_arrays_of_a_users_own_become_traces(
     assert HEADING in PAGES[0]
     assert status("loads", "counts.npy") == 2
     assert "for counts or ids in arrays of your own see" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("least", [1.3, 1.6, 2.5])
+def test_the_commands_of_an_advice_measure_its_setting(least: float, place: Path) -> None:
+    assert run(f"capmoe-eval advise example --ranks 8 --at-least-speedup {least}") == 0
+    advice = json.loads((place / "advice" / "advice.json").read_text())
+    setting = advice["settings"][advice["recommended"]]
+    swept = dict(word.split("=") for word in shlex.split(advice["commands"][1])[2:])
+    assert setting["kind"] == "capacity"
+    assert setting["extra"] == 0
+    for knob in ("method", "gamma", "granularity", "placement"):
+        assert f"{setting[knob]}".lower().removesuffix(".0") in swept[knob].split(",")
+
+
+def test_the_front_tells_records_of_different_tasks_apart(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "capmoe-eval advise example --ranks 8 --at-least-speedup 1.6 --results results/zoo"
+    assert run(command) == 0
+    advice = json.loads((place / "advice" / "advice.json").read_text())
+    lines = capsys.readouterr().out.partition("The front:")[2].splitlines()
+    on_front = [row for row in advice["settings"] if row["is_on_front"]]
+    assert len({len(row["tasks"]) for row in on_front}) > 1
+    for row in on_front:
+        (line,) = (line for line in lines if line.startswith(f"{row['title']}  "))
+        assert int(line.split()[-1]) == len(row["tasks"])
+    assert any("records of different tasks" in line for line in lines)
+
+
+def test_the_help_says_that_nodes_need_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("advise", "--help") == 0
+    assert "which must divide --groups" in " ".join(capsys.readouterr().out.split())
 
 
 def test_files_of_an_earlier_advice_go(place: Path) -> None:

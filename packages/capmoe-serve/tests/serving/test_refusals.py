@@ -56,6 +56,7 @@ REFUSED = {
         "": "required",
         "file": "not the name of a trace",
         "vllm.csv": "no such file",
+        "records": "recordings of SGLang (.pt, .csv); give the file of a trace",
         **{
             f"traces/{name}": "no regular file; save the input in one"
             for name in ("fifo.npz", "fifo.jsonl", "fifo.pt", "zero.npz")

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from capmoe_eval.errors import UsageError
 
-from capmoe_serve.trace import Trace, in_known_steps, load_trace, save_trace, unsigned
+from capmoe_serve.trace import (
+    Trace,
+    in_known_steps,
+    load_trace,
+    save_trace,
+    steps_in_words,
+    unsigned,
+)
 
 IDS = np.array([[[0, 3], [1, 2]], [[3, 1], [2, 0]], [[1, 0], [3, 2]]], dtype=np.uint8)
 SCORES = np.linspace(0.1, 0.9, IDS.size, dtype=np.float16).reshape(IDS.shape)
@@ -109,6 +116,7 @@ def test_steps_and_loads() -> None:
     assert cut.step_T.tolist() == [0, 0, 1]  # type: ignore[union-attr]
     assert COUNTED.n_tokens == COUNTED.n_steps * 2
     assert Trace(4, IDS).n_steps == 1
+    assert [steps_in_words(steps, None) for steps in (1, 2)] == ["1 step", "2 steps"]
     assert unsigned(np.array([300])).dtype == np.uint16
     with pytest.raises(UsageError, match="expert_TLK=-1"):
         unsigned(np.array([-1]))
