@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -153,6 +154,7 @@ def test_two_models_of_one_configuration_run_under_two_capacities() -> None:
     other.load_state_dict(make("olmoe", seed=1).state_dict())
     assert first.config is other.config
     stock, stock_of_other = logits(first), logits(other)
+    gc.collect()  # ends the blocks of language models that other tests have left
     loops = dict(vars(GenerationMixin))
     with capacity_aware(first, "score", gamma=0.5):
         alone = logits(first)
