@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE: Final = DOCS / "pictures" / "real_text.svg"
+_TEXTS: Final = {"passages_512": "0.5k", "passages_2k": "2k", "passages_8k": "8k"}
+"""The tasks of text, with the length of their documents in tokens."""
 TEXT: Final = "passages_512"
 _TOP_K: Final = 12
 _CHANCE: Final = {"piqa": 0.5, "obqa": 0.25, "arc_c": 0.25, "winogrande": 0.5, "hellaswag": 0.25}
@@ -115,8 +117,7 @@ def _sides() -> list[Side]:
 def text_scores() -> str:
     """Return bits per byte of every setting that was run, by the length of the documents."""
     rows = []
-    lengths = {"passages_512": "0.5k", "passages_2k": "2k", "passages_8k": "8k"}
-    for side, task in itertools.product(_sides(), lengths):
+    for side, task in itertools.product(_sides(), _TEXTS):
         cells = cells_of(side, task)
         if not cells.empty:
             effect = effect_of(side, _BASELINE, task)
@@ -124,7 +125,7 @@ def text_scores() -> str:
             columns = {"drop_rate": 100, "peak_before": 1, "peak_after": 1}
             means = (_mean(cells[name], scale) for name, scale in columns.items())
             name, value = _name(side), f"{cells['value'].mean():.4f}"
-            rows.append((name, lengths[task], value, in_bits, *means))
+            rows.append((name, _TEXTS[task], value, in_bits, *means))
     head = ("setting", "tokens", "bits per byte", "change [95 %]", "dropped, %", "peak before")
     return table((*head, "peak after"), rows)
 
@@ -185,11 +186,12 @@ def caption() -> str:
     rows = rows[rows["gamma"] == 1.0]
     (score,) = rows[rows["method"] == "score"].to_dict("records")
     in_bits = signed(score["bits"], score["bits_low"], score["bits_high"], 4)
-    others = [
-        f"{metric_title(row.method)}{' (device level)' if 'device' in row.setting else ''} by "
-        f"{shown(row.bits, '{:+.4f}')}"
-        for row in rows[rows["method"] != "score"].sort_values("bits").itertuples()
-    ]
+    others = []
+    for row in rows[rows["method"] != "score"].sort_values("bits").itertuples():
+        title = metric_title(row.method)
+        if "device" in row.setting:
+            title += f" of devices ({row.dropped:.0%} dropped, fullest expert {row.after:.1f})"
+        others.append(f"{title} by {shown(row.bits, '{:+.4f}')}")
     cells = cells_of(_BASELINE, TEXT)
     return paragraph(
         f"*SmolLM2-135M-Instruct, whose neurons were divided into experts, on {cells['n'].iloc[0]} "
@@ -237,10 +239,14 @@ def progress() -> str:
             task
             for group in row["run_on"]
             for task in protocol()["sets"][group]
-            if task.startswith("passages") or task in answerable()
+            if task in _TEXTS or task in answerable()
         ]
         lacking = [task for task in tasks if len(cells_of(side, task)) < row.get("runs", 1)]
         done += len(tasks) - len(lacking)
         missing += [f"{side} on {task}" for task in lacking]
-    without = "; ".join(missing) or "none"
-    return paragraph(f"Settings of a task that enters, with records: {done}; without: {without}.")
+    undecided = sorted(protocol()["tasks"].keys() - set(_dev()["task"]) - _TEXTS.keys())
+    words = f"Settings of a task that enters, with records: {done}; without: "
+    words += f"{'; '.join(missing) or 'none'}. "
+    if undecided:
+        words += f"Not run, as dev documents were not asked: {', '.join(undecided)}."
+    return paragraph(words.strip())

@@ -307,9 +307,10 @@ def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) 
     it is of the record's own placement, contiguous or EPLB's without copies, which its own
     calibration planned. No record has copies. All seeds of ``random`` are one side, as everywhere.
 
-    Where no document or few change, their variance says little. An interval therefore reaches at
-    least 3 times what the heaviest document is worth, ±300/n points of one task: by the rule of
-    three fewer than 3 of n documents would change with 95 % confidence where none has.
+    Where all documents change alike, usually not at all, their variance is 0 and says nothing. The
+    interval then follows the rule of three: with 95 % confidence fewer than 3 of n such documents
+    would change, so that the interval reaches 3 times what the heaviest document is worth, ±300/n
+    points of one task.
     """
     model, evidence = records[0].model, Evidence(profile="", results=results_of(records))
     settings = settings.astype({"tasks": object})
@@ -329,8 +330,9 @@ def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) 
             dropped = float(evidence.pick(side, model)["drop_rate"].mean())
             tasks = tuple(sorted(effect.tasks[model]))
             low, high = effect.interval()
-            low = max(min(low, effect.points - 3 * effect.worth), -100.0)
-            high = min(max(high, effect.points + 3 * effect.worth), 100.0)
+            if math.isclose(low, high, abs_tol=1e-9):
+                reach = 3 * effect.worth
+                low, high = max(effect.points - reach, -100.0), min(effect.points + reach, 100.0)
             change = effect.points, low, high, effect.documents, tasks, dropped
             for name, value in zip(_CHANGE, change, strict=True):
                 settings.at[place, name] = value
