@@ -232,21 +232,18 @@ def _printed_change(side: Side, tasks: list[str]) -> float | None:
 
 def progress() -> str:
     """Return how many settings of the protocol have records, and which have none."""
-    done, missing = 0, []
+    done = 0
+    missing: dict[str, list[str]] = {}
     for row in protocol()["settings"]:
         side = Side.model_validate(row["side"])
-        tasks = [
-            task
-            for group in row["run_on"]
-            for task in protocol()["sets"][group]
-            if task in _TEXTS or task in answerable()
-        ]
-        lacking = [task for task in tasks if len(cells_of(side, task)) < row.get("runs", 1)]
-        done += len(tasks) - len(lacking)
-        missing += [f"{side} on {task}" for task in lacking]
-    undecided = sorted(protocol()["tasks"].keys() - set(_dev()["task"]) - _TEXTS.keys())
-    words = f"Settings of a task that enters, with records: {done}; without: "
-    words += f"{'; '.join(missing) or 'none'}. "
-    if undecided:
-        words += f"Not run, as dev documents were not asked: {', '.join(undecided)}."
-    return paragraph(words.strip())
+        tasks = (task for group in row["run_on"] for task in protocol()["sets"][group])
+        for task in tasks:
+            if task not in _TEXTS and task not in answerable():
+                continue
+            if len(cells_of(side, task)) < row.get("runs", 1):
+                missing.setdefault(task, []).append(str(side))
+            else:
+                done += 1
+    parts = [f"{task} ({', '.join(sides)})" for task, sides in missing.items()]
+    without = "; ".join(parts) or "none"
+    return paragraph(f"Settings of a task that enters, with records: {done}; without: {without}.")
