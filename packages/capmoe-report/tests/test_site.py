@@ -161,8 +161,8 @@ def test_no_page_names_a_directory_of_the_machine(site: Path) -> None:
 
 def rows(page: str) -> list[list[str]]:
     """The cells of each row of a page."""
-    found = re.findall("<tr[^>]*>(.*?)</tr>", page)
-    cells = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row) for row in found]
+    lines = re.findall("<tr[^>]*>(.*?)</tr>", page)
+    cells = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row) for row in lines]
     return [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in row] for row in cells]
 
 

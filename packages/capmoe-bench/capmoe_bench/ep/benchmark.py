@@ -218,10 +218,10 @@ def _run(
         link = balanced_link(link, rate, setting.dtype, width=study.scale, tokens=fewer)
     points = []
     for batch, routing in itertools.product(batches, routings):
-        wanted = routing[0].get("wanted_peak")
+        peak = routing[0].get("wanted_peak")
         say(
             f"ep: {case.title}, {case.ranks} ranks, {batch.tokens // case.ranks} tokens per rank, "
-            f"routing of {routing[0]['source']}{'' if wanted is None else f' {wanted:g}'}, "
+            f"routing of {routing[0]['source']}{'' if peak is None else f' {peak:g}'}, "
             f"{len(study.methods)} methods"
         )
         points.append(_point(study, setting, batch, routing, link, arguments, world))
