@@ -102,7 +102,8 @@ figures: install  ## run what the figures lack, then draw all of them
 
 # Runs the cells of this figure alone.
 $(FIGURES): install
-	@$(PY) -m capmoe_eval figure $@ --missing profile=$(PROFILE) $(ARGS) | PATH="$(CURDIR)/$(BIN):$$PATH" sh
+	@commands="$$($(PY) -m capmoe_eval figure $@ --missing profile=$(PROFILE) $(ARGS))" || exit $$?; \
+	printf '%s\n' "$$commands" | PATH="$(CURDIR)/$(BIN):$$PATH" sh
 	$(PY) -m capmoe_eval figure $@ profile=$(PROFILE) $(ARGS)
 
 replicate: install  ## test the paper's claims on every model of the profile, and report

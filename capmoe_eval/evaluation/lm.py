@@ -109,6 +109,11 @@ class CapmoeLM(HFLM):
             super().__init__(pretrained, **kwargs)
         if is_name:
             check_tokenizer("pretrained", pretrained, self.tokenizer)
+        tokens, rows = self.tokenizer.vocab_size, len(self.model.get_input_embeddings().weight)
+        if tokens > rows:
+            raise UsageError(
+                f"tokenizer: has {tokens} tokens, and the model embeds {rows}; name the model's own"
+            )
         self._batch: list[Any] = []  # the requests of the next padded batch, one for each row
         self._asked: list[Document] = []  # the document of each log-likelihood that is asked for
         self._n_batches = 0

@@ -613,7 +613,8 @@ def read_record(path: Path, root: Path | None = None) -> Record:
         wrong = f"not a whole record ({error})"
     except ValueError as error:
         wrong = str(error)
-    raise UsageError(f"{path}: {' '.join(wrong.split())}; delete it to compute it anew")
+    fix = "move it away, or delete it to compute it anew"
+    raise UsageError(f"{path}: {' '.join(wrong.split())}; {fix}")
 
 
 def _packed(path: Path) -> Record | None:

@@ -166,6 +166,18 @@ def test_a_checkpoint_that_is_not_whole_is_refused(damage: Damage, line: str, co
         CapmoeLM(str(copied), device="cpu")  # as lm-eval's command line loads it
 
 
+def test_a_tokenizer_of_more_tokens_than_the_model_embeds_is_refused(copied: Path) -> None:
+    """Its text would be an IndexError of torch in the middle of a task."""
+    file = copied / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    rows = len(vocabulary)
+    vocabulary["otter"] = max(vocabulary.values()) + 1
+    file.write_text(json.dumps(tokenizer))
+    with pytest.raises(UsageError, match=rf"^tokenizer: has {rows + 1} tokens, .* embeds {rows};"):
+        load(copied)
+
+
 MARKER = """
 from pathlib import Path
 Path({marker!r}).write_text("")

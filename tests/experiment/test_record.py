@@ -211,7 +211,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     line = str(error.value)
     assert line == (
         f"{baseline.path}: field 'capmoe.documents': Dictionary should have at least 1 item after "
-        "validation, not 0; delete it to compute it anew"
+        "validation, not 0; move it away, or delete it to compute it anew"
     )
     assert broken(root) == [line]
     assert finished(plans)[1][-1] == f"left out: {line}"

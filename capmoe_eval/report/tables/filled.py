@@ -21,6 +21,7 @@ from capmoe_eval.experiment.configuration import (
     refuse_experiment,
 )
 from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix
+from capmoe_eval.experiment.results import record_places
 from capmoe_eval.paper.layout import (
     ALL_TASKS,
     OWN,
@@ -114,6 +115,11 @@ def _results_table(
     results = results_of(records, layout.metrics)
     filled = table(results, layout, slots, fills, list(config.profile.seeds))
     filled.attrs["notes"] += notes
+    others = [place for slot in slots for place in record_places(plans[0].root, slot.key)]
+    if others and not records:
+        text = "has records of other settings, perhaps of documents from another data.root"
+        place = others[0][1]
+        filled.attrs["notes"].append(f"{place} {text}; `capmoe-eval table {place}` shows them.")
     if (backend := str(config.backend)) != "transformers":
         filled.attrs["name"] += f"_{backend}"
         filled.attrs["caption"] += f" Evaluated in the steps of an engine (backend={backend})."

@@ -92,7 +92,7 @@ def _wide(table: pd.DataFrame, markup: Markup) -> pd.DataFrame:
     """Return the rows as texts, by block; labels that repeat those above are empty."""
     import pandas as pd
 
-    labels, decimals = table.attrs["labels"], table.attrs["decimals"]
+    labels, decimals, fine = (table.attrs[name] for name in ("labels", "decimals", "fine"))
     rows: list[list[str]] = []
     blocks: list[Any] = []
     for number, block in table.groupby("block"):
@@ -102,7 +102,8 @@ def _wide(table: pd.DataFrame, markup: Markup) -> pd.DataFrame:
             both = zip(names, above, strict=True)
             texts = ["" if name == previous else markup.escape(name) for name, previous in both]
             above, cells = names, [*row.itertuples()]
-            rows.append([*texts, *(cell_text(cell, markup, decimals) for cell in cells)])
+            shown = (cell_text(each, markup, fine.get(each.column, decimals)) for each in cells)
+            rows.append([*texts, *shown])
             if row["published"].notna().any():
                 small = [published_text(cell, decimals) for cell in cells]
                 small = [text and markup.small.format(markup.escape(text)) for text in small]

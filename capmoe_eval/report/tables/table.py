@@ -56,7 +56,7 @@ def as_table(
         named: The texts for the places in the title.
 
     Its ``attrs`` are ``name`` (the stem of its files), ``title``, ``caption``, ``labels``,
-    ``notes`` and ``decimals``.
+    ``notes``, ``decimals`` and ``fine``, those of columns that have other decimals.
     """
     import pandas as pd
 
@@ -88,7 +88,7 @@ def as_table(
     )
     title = layout.title.format(**named)
     frame.attrs |= {"name": layout.key, "title": title, "caption": layout.caption}
-    frame.attrs |= {"labels": list(labels), "notes": list(notes), "decimals": decimals}
+    frame.attrs |= {"labels": list(labels), "notes": list(notes), "decimals": decimals, "fine": {}}
     return frame
 
 

@@ -14,6 +14,7 @@ from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.report.tables.table import commands
 from capmoe_eval.routing.registry import create_method
+from tests.project import ROOT
 from tests.records import planned, record_of, write_all
 from tests.report.tables import measured
 from tests.satellites import NEEDS_METHODS
@@ -121,6 +122,18 @@ def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
     Path("empty").mkdir()
     assert command("empty")[2].startswith("error: empty: has no whole record")
     assert "leave out limit=4" in command("sweeps/mine", "limit=4")[2]
+
+
+def test_bits_per_byte_are_shown_in_the_digits_in_which_methods_differ(command: Command) -> None:
+    shown = command(str(ROOT / "results" / "real"))[1]
+    assert "| 1.1260 | 1.1611 | 1.1155 | 61.8 (59.6–64.0) |" in shown
+
+
+def test_an_empty_table_names_the_records_of_other_settings(command: Command) -> None:
+    write_all(planned("experiment=table3", "eval_seed=7"), graded)
+    out = command("table3")[1]
+    assert "has records of other settings" in out
+    assert "records of other settings" not in command("table3", "eval_seed=7")[1]
 
 
 def test_all_tables_are_rendered_by_one_command(
