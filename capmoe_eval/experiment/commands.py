@@ -1,4 +1,4 @@
-"""Commands that compute a row of a table, some cells in few sweeps, or one cell."""
+"""Commands that compute some cells in few sweeps, or one cell."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from capmoe_eval.experiment.composition import composed, load_option, options, o
 from capmoe_eval.experiment.datasource import HUB, is_embedded
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.capacity import gamma_number
-from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import knobs, method_class
+from capmoe_eval.routing.registry import knobs
 
 DIRECTORY: Final = "DIRECTORY"
 """Stands in a command for a directory that a record does not know."""
@@ -29,32 +28,6 @@ _SWEPT = (
 )
 Words: TypeAlias = dict[str, tuple[Any, ...]]
 """Keys of the configuration, and the values that each runs over."""
-
-
-def row_command(
-    model: str,
-    method: str,
-    gamma: float | None,
-    knobs: Mapping[str, object],
-    tasks: Sequence[str],
-    *,
-    seeds: Sequence[int],
-    overrides: Sequence[str],
-) -> str:
-    """Return the command that computes a row of a table: one method on one model.
-
-    ``gamma`` is None for a method without one, ``seeds`` are a random method's, and ``overrides``
-    are further words, such as the choice of a profile.
-    """
-    words: Words = {"model": (model,), "method": (method,)}
-    if gamma is not None:
-        words["gamma"] = (float(gamma),)
-    words |= {knob: (value,) for knob, value in knobs.items()} | {"tasks": tuple(tasks)}
-    if "seed" in declared_knobs(method_class(method)):
-        words["seed"] = tuple(seeds)
-    if any(_key(word) == "model" for word in overrides):  # as the user names a model of one's own
-        del words["model"]
-    return _line(words, [word for word in overrides if _key(word) not in words])
 
 
 def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.commands import row_command
 from capmoe_eval.experiment.datasource import is_embedded
 from capmoe_eval.experiment.names import gamma_column, gamma_text, is_stock
 from capmoe_eval.paper.layout import OWN, Layout, ModelSlot, RowSpec, TaskColumn
@@ -37,8 +36,6 @@ def table(
     results: Results,
     layout: Layout,
     slots: Sequence[ModelSlot],
-    overrides: Sequence[str] = (),
-    seeds: Sequence[int] = (0,),
 ) -> pd.DataFrame:
     """Return a table of results: one row for each cell, with the columns of ``as_table``.
 
@@ -57,8 +54,6 @@ def table(
         results: With the columns' metrics. What no row asks for is passed over.
         layout: With the rows and columns.
         slots: The models, in order.
-        overrides: Of the commands that compute what is missing.
-        seeds: Those that these commands ask for where a method is random.
 
     Raises:
         UsageError: If evaluations of one cell differ in more than their seeds, if the layout has no
@@ -74,7 +69,7 @@ def table(
         return pick(of_column, method=method.name, gamma=method.uniform_gamma)
 
     def row(slot: ModelSlot, spec: RowSpec) -> list[Cell]:
-        return _measured(results, runs, layout, slot, spec, overrides, seeds)
+        return _measured(results, runs, layout, slot, spec)
 
     return _laid_out(layout, slots, row)
 
@@ -136,22 +131,11 @@ def _measured(
     layout: Layout,
     slot: ModelSlot,
     spec: RowSpec,
-    overrides: Sequence[str],
-    seeds: Sequence[int],
 ) -> list[Cell]:
-    """Return a row's cells.
-
-    One command computes all that is missing in a row, so that a checkpoint is loaded once.
-    """
+    """Return a row's cells."""
     method, baseline = spec.method_on(slot), create_method("baseline")
     columns = [_with_knobs(runs_of(slot, method, c), method, spec.knobs) for c in layout.tasks]
-    lacking = [c for c, runs in zip(layout.tasks, columns, strict=True) if runs.empty]
-    absent = list(dict.fromkeys(column.task for column in lacking))
-    fields = (slot.key, spec.method, spec.gamma_on(slot), spec.knobs_on(slot), absent)
-    needs = (column.needs for column in lacking if column.needs)
-    words = list(dict.fromkeys((*overrides, *needs)))
-    missing: Cell = {"command": row_command(*fields, seeds=seeds, overrides=words)}
-    cells = [dict(missing) if runs.empty else _mean(runs, layout.scale) for runs in columns]
+    cells = [{} if runs.empty else _mean(runs, layout.scale) for runs in columns]
     printed = _printed_beside(layout, slot, spec, columns)
     samples: list[Floats | str] = []
     for cell, runs, column, number in zip(cells, columns, layout.tasks, printed, strict=False):
@@ -163,7 +147,8 @@ def _measured(
             # A metric need not be a mean: what is compared is the percentage of right answers.
             cell.update(_tested(samples[-1:], 100.0 if column.metric else layout.scale))
     if layout.average is not None:
-        cells.append(missing if absent else _average(cells, layout, samples, printed[-1]))
+        is_whole = all(cells)
+        cells.append(_average(cells, layout, samples, printed[-1]) if is_whole else {})
     return cells
 
 

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.experiment.commands import sweeps
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import (
     CellPlan,
@@ -108,12 +109,15 @@ def _results_table(
     """Return a table filled with the finished records of its experiment."""
     from capmoe_eval.results.frames import results_of
 
-    fills = [word for word in overrides if not word.startswith((*GRIDS, "profile=", "plan="))]
     slots = _slots(config, layout.key)
     layout = _as_planned(layout, slots, plans)
     records, notes = finished(plans)
     results = results_of(records, layout.metrics)
-    filled = table(results, layout, slots, fills, list(config.profile.seeds))
+    filled = table(results, layout, slots)
+    read = {record.digest for record in records}
+    absent = [plan.cell for plan in plans if plan.cell.digest not in read]
+    needs = {column.needs for column in layout.tasks if column.needs}
+    filled.attrs["commands"] = sweeps(absent, [*overrides, *sorted(needs)])
     filled.attrs["notes"] += notes
     others = [place for slot in slots for place in record_places(plans[0].root, slot.key)]
     if others and not records:

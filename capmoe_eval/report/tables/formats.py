@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from capmoe_eval.experiment.files import write_text
-from capmoe_eval.report.tables.table import commands
 from capmoe_eval.report.texts import ABSENT, latex, markdown, one_line
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def to_markdown(table: pd.DataFrame) -> str:
     lines = [f"### {markdown(about['title'])}", "", markdown(about["caption"]), ""]
     rows: list[list[str]] = [[*map(str, wide)], ends, *wide.values.tolist()]
     lines += [f"| {' | '.join(row)} |" for row in rows]
-    if missing := commands(table):
+    if missing := about["commands"]:
         text = "Missing cells: run these commands, then render the table again."
         lines += ["", text, "", "```shell", *missing, "```"]
     lines += ["", *(f"- {markdown(note)}" for note in about["notes"])]
@@ -57,7 +56,7 @@ def to_latex(table: pd.DataFrame) -> str:
     begins = ~wide.index.duplicated() & (wide.index != wide.index[0])
     wide.iloc[begins, 0] = "\\midrule\n" + wide.iloc[begins, 0]
     below = [rf"\par\smallskip{{\footnotesize {latex(note)}}}" for note in about["notes"]]
-    below += [f"% missing: {one_line(command)}" for command in commands(table)]
+    below += [f"% missing: {one_line(command)}" for command in about["commands"]]
     text: str = wide.to_latex(
         index=False,
         position="t",

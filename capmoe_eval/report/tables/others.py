@@ -60,9 +60,9 @@ def query_table(layout: PaperTable, records: Iterable[Record]) -> pd.DataFrame:
     record = next((record for record in records if record.cell.method.is_stock), None)
     (heading, *_), *lines = layout.words
     cells: list[list[dict[str, Any]]]
-    notes = []
+    notes, commands = [], []
     if record is None:
-        cells = [[{"command": f"capmoe-eval run experiment={QUERIES}"}] * 2] * len(lines)
+        cells, commands = [[{}] * 2] * len(lines), [f"capmoe-eval run experiment={QUERIES}"]
     elif record.load.modalities is None:
         raise UsageError(f"{record.path}: does not tell images and text apart; run it again")
     else:
@@ -75,7 +75,8 @@ def query_table(layout: PaperTable, records: Iterable[Record]) -> pd.DataFrame:
     both = zip(lines, cells, strict=True)
     rows = {label: [*ours, {"text": printed}] for (label, *_, printed), ours in both}
     columns = ("Token Count", "Share (%)", "Token Count (paper)")
-    return as_table(layout, [heading], _cells(heading, rows, columns), notes)
+    cells_of_rows = _cells(heading, rows, columns)
+    return as_table(layout, [heading], cells_of_rows, notes, commands=commands)
 
 
 def printed_workloads(layout: WorkloadLayout) -> pd.DataFrame:
@@ -89,10 +90,11 @@ def of_workloads(
     rows: Mapping[str, Sequence[Mapping[str, Any]]],
     notes: Sequence[str] = (),
     kind: str = "",
+    commands: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Return a table of speedups, a row for each of ``rows``, with its label."""
     cells = _cells("Speedup of", rows, [*layout.workloads])
-    return as_table(layout, ["Speedup of"], cells, notes, layout.decimals, kind=kind)
+    return as_table(layout, ["Speedup of"], cells, notes, layout.decimals, commands, kind=kind)
 
 
 def _cells(

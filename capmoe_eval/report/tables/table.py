@@ -16,7 +16,7 @@ _NUMBERS: Final = (
     *("value", "stderr", "n", "low", "high", "published", "sampling", "difference", "z"),
     *("effect", "p", "corrected", "truncated", "tokens"),
 )
-_TEXTS: Final = ("seeds", "untested", "text", "command")
+_TEXTS: Final = ("seeds", "untested", "text")
 
 
 def as_table(
@@ -25,6 +25,7 @@ def as_table(
     cells: Iterable[Mapping[str, Any]],
     notes: Iterable[str] = (),
     decimals: int = 1,
+    commands: Iterable[str] = (),
     **named: str,
 ) -> pd.DataFrame:
     """Return a table with a row for each cell.
@@ -44,7 +45,7 @@ def as_table(
       ``p``, and that ``corrected`` for all tests of the table (Holm 1979); why it is ``untested``
     - ``mark``: ▲ significantly better than the baseline, ▼ worse; ``best`` of its block
     - ``truncated``: documents whose prompts were, and the most ``tokens`` that one lost
-    - ``text`` of a cell of words; ``command``: the shell command that measures a missing one
+    - ``text`` of a cell of words
     - ``records``: the paths of the files that it was taken from
 
     Args:
@@ -53,10 +54,11 @@ def as_table(
         cells: Row by row, with some of the columns above.
         notes: Sentences below the table.
         decimals: Of the numbers, as they are shown.
+        commands: The shell commands that measure what is missing.
         named: The texts for the places in the title.
 
     Its ``attrs`` are ``name`` (the stem of its files), ``title``, ``caption``, ``labels``,
-    ``notes``, ``decimals`` and ``fine``, those of columns that have other decimals.
+    ``notes``, ``commands``, ``decimals`` and ``fine``, those of columns that have other decimals.
     """
     import pandas as pd
 
@@ -88,7 +90,8 @@ def as_table(
     )
     title = layout.title.format(**named)
     frame.attrs |= {"name": layout.key, "title": title, "caption": layout.caption}
-    frame.attrs |= {"labels": list(labels), "notes": list(notes), "decimals": decimals, "fine": {}}
+    frame.attrs |= {"labels": list(labels), "notes": list(notes), "commands": list(commands)}
+    frame.attrs |= {"decimals": decimals, "fine": {}}
     return frame
 
 
@@ -101,8 +104,3 @@ def _corrected(frame: pd.DataFrame) -> pd.Series:
 
     ps[:] = holm(ps.tolist())
     return ps.reindex(frame.index)
-
-
-def commands(table: pd.DataFrame) -> list[str]:
-    """Return the commands that measure what is missing, each once, in order."""
-    return list(dict.fromkeys(filter(None, table["command"])))

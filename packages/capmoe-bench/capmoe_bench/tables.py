@@ -55,7 +55,7 @@ def workload_table(layout: WorkloadLayout, folder: Path) -> pd.DataFrame:
                 "records": (timing["path"],),
             }
             if (timing := timed.get((part, place))) is not None
-            else {"command": bench_command(STUDY)}
+            else {}
             for place in places
         ]
 
@@ -76,7 +76,8 @@ def workload_table(layout: WorkloadLayout, folder: Path) -> pd.DataFrame:
     notes = list(_notes(points)) if len(points) else []
     notes += [f"{LEFT_OUT}: {line}" for line in bench.broken]
     kind = f" ({times['measured'].iloc[0]})" if len(times) else ""
-    return of_workloads(layout, rows, notes, kind)
+    commands = [] if all(cell for row in rows.values() for cell in row) else [bench_command(STUDY)]
+    return of_workloads(layout, rows, notes, kind, commands)
 
 
 def _notes(points: pd.DataFrame) -> Iterator[str]:

@@ -13,7 +13,6 @@ from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
 from capmoe_eval.report.figures.write import describe, measured
 from capmoe_eval.report.tables.filled import measured_table
-from capmoe_eval.report.tables.table import commands
 from matplotlib.figure import Figure
 from tests.golden import FILES, drawn, framed, read
 from tests.golden.test_golden import differences
@@ -122,15 +121,16 @@ def test_a_workload_that_is_missing(tmp_path: Path) -> None:
     table = measured_table("table10", bench=tmp_path)
     missing = (table["status"] == "missing").groupby(table["line"]).sum()
     assert missing.tolist() == [1, 2, 1]
-    assert commands(table) == [COMMAND]
+    assert table.attrs["commands"] == [COMMAND]
     assert cell(table, 0, 3).status == "missing"
 
 
 @pytest.mark.parametrize("text", [None, '{"schema": 1}'])
-def test_without_a_whole_file_every_cell_has_the_command(text: str | None, tmp_path: Path) -> None:
+def test_without_a_whole_file_every_cell_is_missing(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "ep-workload-emulated.json").write_text(text)
     table = measured_table("table10", bench=tmp_path)
-    assert table["command"].tolist() == [COMMAND] * 9
+    assert table["status"].tolist() == ["missing"] * 9
+    assert table.attrs["commands"] == [COMMAND]
     assert [note[:10] for note in table.attrs["notes"]] == ["left out: "] * (text is not None)
     assert "EMULATED" not in table.attrs["title"]

@@ -32,7 +32,6 @@ from capmoe_eval.report.figures.sources import FigurePlans
 from capmoe_eval.report.tables import formats
 from capmoe_eval.report.tables.filled import cell_config, measured_table
 from capmoe_eval.report.tables.sweep import sweep_table
-from capmoe_eval.report.tables.table import commands
 from capmoe_eval.report.texts import ABSENT, shown
 from hydra.errors import HydraException
 from markupsafe import Markup, escape
@@ -138,7 +137,6 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
         "tables": filled,
         "contents": list(_table_rows(filled, overrides)),
         **TABLE_PARTS,
-        "missing_commands": commands,
         "figures": _figure_texts(folder / "figures"),
         "verdicts": verdicts,
         "judged": judged,
@@ -275,8 +273,8 @@ def _table_rows(
         else:
             counts = [(table["status"] == status).sum() for status in ("measured", "missing")]
             words = " ".join(["capmoe-eval run", f"experiment={name}", *overrides])
-            of_rows = commands(table)
-            command = words if len(of_rows) > 1 else "".join(of_rows)
+            missing = table.attrs["commands"]
+            command = words if len(missing) > 1 else "".join(missing)
             yield to_table, *(f"{count:,}" for count in counts), command
 
 
@@ -289,8 +287,8 @@ def _cell_html(cell: Any, decimals: int) -> Markup:
 
 
 def _tip(cell: Any, decimals: int) -> str:
-    """Return a number's seeds, documents and test, or of a missing one the command for it."""
-    return cell.command or "; ".join(_origin(cell, decimals))
+    """Return a number's seeds, documents and test."""
+    return "; ".join(_origin(cell, decimals))
 
 
 def _origin(cell: Any, decimals: int) -> Iterator[str]:

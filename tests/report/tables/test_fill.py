@@ -13,7 +13,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.fill import table
-from capmoe_eval.report.tables.table import commands
 from capmoe_eval.results.frames import results_of
 from tests.records import result
 from tests.report.tables import cell, measured
@@ -106,18 +105,6 @@ def test_errors_are_kept_honest(
 def test_results_that_are_no_entry_are_refused_by_name(results: list[Record], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         toy(*results)
-
-
-def test_a_row_is_filled_by_one_command() -> None:
-    results = results_of([result("score", 1.0, "obqa")])
-    filled = table(results, LAYOUT, [TINY], ["+experiment=tiny"], (0, 1))
-    start = "+experiment=tiny model=tiny_olmoe"
-    assert commands(filled) == [
-        f"capmoe-eval run {start} method=baseline 'tasks=[obqa,piqa]'",
-        f"capmoe-eval run {start} method=expert_drop 'tasks=[obqa,piqa]'",
-        f"capmoe-eval run {start} method=score gamma=1.0 tasks=piqa",
-        f"capmoe-eval sweep {start} method=random gamma=1.0 'tasks=[obqa,piqa]' seed=0,1",
-    ]
 
 
 # Paired tests against the baseline.

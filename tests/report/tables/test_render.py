@@ -22,7 +22,8 @@ from capmoe_eval.report.tables.table import as_table
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = PaperTable("toy", "ours", 0, "R&D <toy>", "Accuracy (%) of a_model at γ = +∞ | 100 %.")
-MISSING = {"command": "capmoe-eval run method=random 'tasks=[b&q,c]'"}
+MISSING: dict[str, Any] = {}
+COMMAND = "capmoe-eval run method=random 'tasks=[b&q,c]'"
 ROWS: list[tuple[int, str, str, list[dict[str, Any]]]] = [
     (0, "Baseline", "+∞", [{"value": 45.6, "stderr": 2.2}, {"value": 80.125}, {"text": "a < b"}]),
     (
@@ -59,7 +60,8 @@ def laid_out(rows: list[tuple[int, str, str, list[dict[str, Any]]]]) -> Iterator
         )
 
 
-TOY = as_table(LAYOUT, ["Method", "γ"], laid_out(ROWS), ["Untrained: 50 % is chance."])
+NOTES = ["Untrained: 50 % is chance."]
+TOY = as_table(LAYOUT, ["Method", "γ"], laid_out(ROWS), NOTES, commands=[COMMAND])
 any_text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=12)
 
 
@@ -67,9 +69,9 @@ def table_of(label: str, heading: str, note: str) -> pd.DataFrame:
     layout = PaperTable("t", "ours", 0, "{title}", note)
     cells: Iterator[Mapping[str, Any]] = (
         {"line": line, "block": 0, f"{heading}!": name, "column": f"{heading}.", **cell}
-        for line, (name, cell) in enumerate(((label, {"value": 1.25}), ("x", {"command": note})))
+        for line, (name, cell) in enumerate(((label, {"value": 1.25}), ("x", {})))
     )
-    return as_table(layout, [f"{heading}!"], cells, [note], title=label)
+    return as_table(layout, [f"{heading}!"], cells, [note], commands=[note], title=label)
 
 
 @pytest.mark.parametrize("suffix", RENDERERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.tables import command as tables
-from capmoe_eval.report.tables.table import commands
 from capmoe_eval.routing.registry import create_method
 from tests.project import ROOT
 from tests.records import planned, record_of, write_all
@@ -166,14 +166,16 @@ def test_all_tables_are_rendered_by_one_command(
 def test_what_is_wrong_with_a_record_is_said_and_breaks_nothing(
     command: Command, damage: Callable[[Path], object], told: str
 ) -> None:
-    paths = write_all(planned("experiment=table3"), graded)
-    damage(paths[-1])
+    plans = planned("experiment=table3")
+    damage(write_all(plans, graded)[-1])
     table = tables.measured_table("table3")
     # The hole, and the average over it.
     assert len(measured(table)) == 28
     summary = tables._summary(table)
     assert summary == f"table3: 28 of 30 entries{', 1 record left out' if told else ''}"
     assert told in "".join(table.attrs["notes"])
+    (missing,) = table.attrs["commands"]
+    assert [p.cell for p in planned(*shlex.split(missing)[2:])] == [plans[-1].cell]
     assert command("table3")[0] == 0
 
 
@@ -194,7 +196,7 @@ def test_a_row_shows_the_record_of_the_same_computation(
     write_all(plans, lambda cell: [1, 0, 1, 1] if cell.method.name == "baseline" else [1, 0, 0, 0])
     assert command(name, *words)[0] == 0
     table = tables.measured_table(name, words)
-    assert not commands(table)
+    assert not table.attrs["commands"]
     rows = table[table["Method"] == row]
     assert set(rows["value"]) == {25.0 if method == "score" else 75.0}
     assert rows["p"].isna().any() == (method != "score")
