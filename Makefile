@@ -14,7 +14,7 @@ TABLES   = table1 table2 table3 table4 table6 table7 table9 table11 table1_v1 ta
            passages
 FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14 fig15 fig16 fig17 fig18 fig19 \
            fig20 v1_fig7 pareto waste companions images_text images_position images_macs decode \
-           comparators comparators_decode comparators_ranks adaptive granularity placement skew
+           comparators comparators_decode comparators_ranks adaptive granularity
 
 # A setting of the suite, such as gamma=1.0, is no variable of make, which would ignore it. Settings are lower-case.
 # Blanks within a variable are escaped there, and no ends of words.

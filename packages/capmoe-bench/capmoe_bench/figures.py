@@ -1,4 +1,4 @@
-"""Draw the studies of expert parallelism: Figures 4 to 6, and speedup by peak load and placement.
+"""Draw the studies of expert parallelism: Figures 4 to 6, and the speedups of §5.2.
 
 The suite imports it by an entry point.
 """
@@ -41,11 +41,6 @@ _PRINT_NOTE: Final = (
     f"Stars: what the paper prints, measured on {MACHINE} with other code. No emulation and no "
     "other machine can confirm these values; the direction and the order can be compared."
 )
-_IDEAL_NOTE: Final = (
-    "Ideal: pairs of the fullest rank without a capacity over those with one, which a layer would "
-    "gain if nothing but its experts took time, and theirs in proportion to pairs. Share reached: "
-    "of the ideal gain; none where the ideal is below 1.05."
-)
 _WHOLE: Final = "whole layer"
 _BARS: Final = {  # by measured phase: the bar that it is a part of
     **{"gate": "gate", "decide": "gate", "permute": "permute"},
@@ -72,7 +67,7 @@ _PRINTED: Final = {
 }
 """Speedups of Expanded Drop on Qwen3-MoE in the text of §5.2, by (granularity, γ)."""
 _COLUMNS: Final = (
-    *("model", "measured", "ranks", "experts_per_rank", "scale", "peak", "together"),
+    *("model", "measured", "ranks", "experts_per_rank", "scale", "peak"),
     *("part", "method", "method_name", "gamma", "granularity", "speedup", "ideal", "reached"),
 )
 
@@ -345,74 +340,3 @@ def granularity(rows: pd.DataFrame) -> Figure:
     the paper's, which compares γ=1.5 for experts with γ=1.0 for devices.
     """
     return _speedup_bars(rows.assign(bounds="capacity of each " + rows["granularity"]), "bounds")
-
-
-def _reached(study: Study, by: str) -> pd.DataFrame:
-    """Return speedup, ideal and the share of it that is reached, by method, γ and a column."""
-    study.notes.append(_IDEAL_NOTE)
-    rows = study.times.query("phase == 'total' and part == 'layer'").dropna(subset="gamma")
-    rows = rows.sort_values(by, kind="stable")[[*_COLUMNS]]
-    return rows.assign(reached_percent=100 * rows.pop("reached"))
-
-
-def by_peak(study: Study) -> pd.DataFrame:
-    """Return speedups of layers by the fullest expert's load over the mean."""
-    return _reached(study, "peak")
-
-
-@_figure("skew", "not in the paper", "Speedup by peak load, beside the ideal", by_peak)
-def skew(rows: pd.DataFrame) -> Figure:
-    """Speedup of one MoE layer by the fullest expert's load over the mean, the ideal (dotted), and
-    how much of the ideal gain was reached. {spread}
-    """
-    canvas, grid = _lines(rows, "peak")
-    for axes in grid[-1]:
-        axes.set_xlabel("peak load of an expert / mean load")
-    return canvas
-
-
-def by_experts_per_rank(study: Study) -> pd.DataFrame:
-    """Return speedups of layers by the number of experts of a rank."""
-    return _reached(study, "experts_per_rank")
-
-
-@_figure("placement", "not in the paper", "Speedup by experts per rank", by_experts_per_rank)
-def placement(rows: pd.DataFrame) -> Figure:
-    """One model's experts over more or fewer ranks: speedup of one MoE layer, the ideal (dotted),
-    and how much of the ideal gain was reached. The load of several experts on a rank evens out, and
-    with it goes the gain (§5.1). {spread}
-    """
-    canvas, grid = _lines(rows, "experts_per_rank")
-    for (_, same), sides in zip(d.each(rows, "model"), grid, strict=True):
-        counts = list(d.places(same["experts_per_rank"]))
-        for axes in sides:
-            axes.set(xscale="log", xlabel="experts per rank")
-            axes.set_xticks(counts, list(map(str, counts)))
-            axes.minorticks_off()
-    return canvas
-
-
-def _lines(rows: pd.DataFrame, x: str) -> tuple[Figure, Any]:
-    """Draw speedup beside the ideal, and how much of its gain is reached, a row for each model."""
-    gammas = rows["gamma"].map(lambda at: f", γ = {gamma_text(at)}")
-    rows = rows.assign(line=rows["method"].map(method_title) + gammas)
-    looks = d.looks(rows["line"])
-    models = list(d.each(rows, "model"))
-    canvas, grid = d.canvas(1.9 * len(models) + 0.9, len(models), 2)
-    for (model, same), (left, right) in zip(models, grid, strict=True):
-        d.lines(left, same, x, "speedup", "line", looks)
-        for line, of_line in d.each(same, "line"):
-            dotted = {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
-            d.line(left, of_line, x, "ideal", **looks[line] | dotted)
-        d.lines(right, same.dropna(subset="reached_percent"), x, "reached_percent", "line", looks)
-        left.plot([], [], color=d.BLACK, linestyle=":", label="ideal, same colour and marker")
-        d.rule(left, 1, width=0.6)
-        d.rule(right, 100, width=0.6)
-        first = same.iloc[0]
-        how = f"{first['measured']}, widths 1/{first['scale']:g}"
-        left.set(title=f"{model}\n{how}", ylabel="speedup over dropless")
-        right.set(title="share of the ideal gain\nthat is reached", ylabel="share (%)")
-        if not (same["reached_percent"] < 0).any():
-            right.set_ylim(0, None)
-    _head(canvas, rows, 2)
-    return canvas, grid

@@ -201,7 +201,6 @@ COLUMNS: Final = {
     "prompt": "tokens of each",
     "place": "the workload of the paper that it stands for",
     "peak": "the fullest expert's load over the mean",
-    "together": "whether one rank has the popular experts",
     # of the part, the method and the phase
     "part": "layer, or prefill of a whole model",
     "layers": "MoE layers of the part",
@@ -255,7 +254,7 @@ def study_rows(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             of_point = {
                 **{name: point[name] for name in ("tokens_per_rank", "batch", "prompt")},
                 **{"point": place, "place": point.get("place") or ""},
-                **{"peak": routing["peak"], "together": routing.get("together", False)},
+                "peak": routing["peak"],
             }
             for row in _of_point(point):
                 yield {**of_file, **of_run, **of_point, **row}

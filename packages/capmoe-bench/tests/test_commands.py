@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def test_alone_it_is_emulated_and_says_so(
     output = capsys.readouterr()
     assert "EMULATED" in output.out
     assert "score-g1-ep4" in output.out
+    assert re.search(r"× \[.*\], ideal \d\.\d\d×, -?\d+ % of the gain reached", output.out)
     assert "ep: small, 4 ranks, 48 tokens per rank" in output.err
     (path,) = tmp_path.iterdir()
     assert path.name == "ep-small-emulated.json"

@@ -21,11 +21,6 @@ from tests.report.tables import cell
 FIGURES = ("fig4", "fig6")
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return files.write_all(tmp_path_factory.mktemp("bench"))
-
-
 def evidence(name: str, folder: Path) -> Sources:
     return gather(get_figure(name), FigurePlans(), folder)
 
@@ -44,8 +39,8 @@ def run(*words: str | Path) -> int:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_an_emulation_says_so_everywhere(name: str, bench: Path) -> None:
-    spec, study = get_figure(name), evidence(name, bench)
+def test_an_emulation_says_so_everywhere(name: str) -> None:
+    spec, study = get_figure(name), evidence(name, files.BENCH)
     title, *panels = titles(spec(study))
     is_single = name != "fig6"  # the others have speedups
     assert title.startswith("EMULATED")

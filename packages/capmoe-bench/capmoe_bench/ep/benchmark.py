@@ -374,13 +374,16 @@ def _compared(measured: Sequence[Timing], emulated: Sequence[Timing]) -> dict[st
 
 
 def _lines(study: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the speedups of a file: a line for each method of each point."""
+    """Yield the speedups of a file, beside the ideal ones: a line for each method of each point."""
     yield f"{study['study'] or study['place']}, {study['dtype']}, {study['machine']['name']}"
     yield study["note"] or f"measured on real processes ({study['backend']})"
     for row in study_rows(study):
         if row["phase"] == "total":
+            reached = row["reached"]
+            share = "" if reached is None else f", {100 * reached:.0f} % of the gain reached"
             yield (
                 f"  {row['model']}, {row['ranks']} ranks, {row['part']}, {row['tokens_per_rank']} "
                 f"tokens per rank, {row['label']}: {row['speedup']:.2f}× "
-                f"[{row['speedup_q1']:.2f}, {row['speedup_q3']:.2f}]"
+                f"[{row['speedup_q1']:.2f}, {row['speedup_q3']:.2f}], "
+                f"ideal {row['ideal']:.2f}×{share}"
             )
