@@ -1,4 +1,6 @@
-"""The corpus shows questions exactly as lm-eval does."""
+"""The corpus shows questions as lm-eval does, whose prompts no digest of ours pins."""
+
+from itertools import islice
 
 import pytest
 from capmoe_eval.evaluation.tasks import TaskLibrary
@@ -30,21 +32,14 @@ def test_a_question_reads_as_in_lm_eval(library, task):
     name, path, config, split = TASKS[task]
     tasks, source = library
     (built,) = tasks.get(name, source)["tasks"].values()
-    for place, row in zip(range(12), documents("dev")[path][config][split], strict=False):
-        doc = list(built.eval_docs)[place]
-        context = built.doc_to_text(doc)
-        choices, target = (
-            built.doc_to_choice(doc) if task != "gsm8k" else [],
-            built.doc_to_target(doc),
-        )
-        if task == "winogrande":
-            expected = f"{choices[int(row['answer']) - 1]} {target}"
-        elif task == "gsm8k":
-            expected = f"{context} {target}"
-        else:
-            right = target if isinstance(target, int) else choices.index(target)
-            expected = f"{context} {choices[right]}"
-        assert "".join(questions.prompt(task, row)) == expected
+    rows = documents("dev")[path][config][split]
+    for doc, row in zip(islice(built.eval_docs, 12), rows, strict=False):
+        context, target = built.doc_to_text(doc), built.doc_to_target(doc)
+        if isinstance(target, int):
+            target = built.doc_to_choice(doc)[target]
+        if task == "winogrande":  # a choice is the beginning, with one of the options
+            context = built.doc_to_choice(doc)[int(row["answer"]) - 1]
+        assert "".join(questions.prompt(task, row)) == f"{context} {target}"
 
 
 def test_a_long_document_reads_as_a_prompt_with_shots(library):
