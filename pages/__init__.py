@@ -84,11 +84,15 @@ def signed(mean: float, low: float, high: float, digits: int = 2) -> str:
     return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
-def change(effect: Effect, digits: int = 2, scale: float = 1.0) -> str:
-    """Return an effect with its interval, or a dash where a side has no records."""
-    if effect.points is None:
+def change(effect: Effect, digits: int = 2, scale: float = 1.0, *, wide: bool = False) -> str:
+    """Return an effect with its interval, or a dash where a side has no records.
+
+    ``wide`` takes the interval over families and documents: a dash where there is one family.
+    """
+    if effect.points is None or (wide and effect.between is None):
         return "–"
-    return signed(*(scale * number for number in (effect.points, *effect.interval())), digits)
+    numbers = (effect.points, *effect.interval(wide=wide))
+    return signed(*(scale * number for number in numbers), digits)
 
 
 def span(values: Iterable[float], pattern: str) -> str:

@@ -259,9 +259,10 @@ def server_decode() -> str:
     stock = results(f"experiment=table2 tasks=gsm8k grid.model=[{models}]").cells
     sides = (cells[is_static], cells[~is_static], pick(stock, method="baseline"))
     static, served, free = (span(100 * side["value"], "{:.0f}") for side in sides)
+    titles = [FAMILIES[model] for model in finding.models]
     return paragraph(
-        "Decode steps under the capacity lose most. On GSM8K "
-        f"{free} % of the answers are right without a capacity. Under Token Drop at γ=1 with "
+        f"Decode steps under the capacity lose most. On GSM8K {free} % of the answers of the "
+        f"embedded {', '.join(titles)} are right without a capacity. Under Token Drop at γ=1 with "
         f"`decode=constrained` {static} % are right in static batches, and {served} % in a server."
     )
 

@@ -19,6 +19,7 @@ from pages import change, paragraph, table
 from pages.effects import replication, verdicts_in
 from pages.names import FAMILIES, card, evidence_in, exploratory
 from pages.protocol import (
+    NUMBERS,
     effect_of_pairs,
     in_words,
     judged,
@@ -52,24 +53,35 @@ def verdicts() -> str:
     rows = []
     for row in _judged():
         effects = change(_before(row)), change(row["effect"])
-        rows.append((*in_words(row), *effects, *numbers_of(row), row["verdict"]))
+        over_families = change(row["effect"], wide=True).partition(" ")[2] or "–"
+        rows.append((*in_words(row), *effects, over_families, *numbers_of(row), row["verdict"]))
     head = ("claim", "primary contrast", "expected", "exploratory [95 %]", "fresh [95 %]")
-    return table((*head, "decidable", "p", "verdict"), rows)
+    return table((*head, "over families", *NUMBERS, "verdict"), rows)
 
 
 def summary() -> str:
     """Return how many primary contrasts have each verdict, in a sentence."""
-    counts = Counter(row["verdict"] for row in _judged() if "secondary" not in row)
+    rows = [row for row in _judged() if "secondary" not in row]
+    counts = Counter(row["verdict"] for row in rows)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts, reverse=True))
+    wide = Counter(row["verdict"] for row in rows if _holds_over_families(row))
     return paragraph(
         f"Of the {counts.total()} primary contrasts of the claims, on five models that were "
-        f"trained after the rules had been committed: {parts} ([the confirmatory "
-        "run](docs/explanation/fresh.md))."
+        f"trained after the rules had been committed: {parts}, {wide['confirmed']} of these over "
+        "families, too ([the confirmatory run](docs/explanation/fresh.md))."
     )
 
 
+def _holds_over_families(row: Mapping[str, Any]) -> bool:
+    """Return whether families, too, decide a contrast: secondary, so it is not corrected."""
+    return bool(row["effect"].p(row["depth"], wide=True) < protocol()["level"])
+
+
 def readings() -> str:
-    """Return what the protocol says of each exploratory verdict that was confirmed."""
+    """Return what the protocol says of each exploratory verdict that was confirmed.
+
+    It ends with the scope of the verdicts that were decided.
+    """
     exploratory_verdicts = {claim.id: claim.verdict for claim in replication().claims}
     read: dict[str, list[str]] = {}
     for row in _judged():
@@ -84,7 +96,16 @@ def readings() -> str:
             name += f" (power {100 * power:.0f} %)"
         read.setdefault(reading, []).append(name)
     parts = "; ".join(f"{reading}: {', '.join(names)}" for reading, names in read.items())
-    return paragraph(f"Of the exploratory verdicts *confirmed* these are {parts}.")
+    decided = [row for row in _judged() if row["verdict"] in ("confirmed", "contradicted")]
+    scopes = [
+        ", ".join(f"({row['claim']})" for row in decided if _holds_over_families(row) == is_wide)
+        for is_wide in (True, False)
+    ]
+    return paragraph(
+        f"Of the exploratory verdicts *confirmed* these are {parts}. Over families, too, "
+        f"{scopes[0]} are decided (p < {protocol()['level']}, uncorrected); {scopes[1]} are on "
+        "these models alone."
+    )
 
 
 def _power(row: Mapping[str, Any]) -> float:

@@ -29,6 +29,8 @@ from pages.names import exploratory
 
 YAML: Final = ROOT / "packages/capmoe-report/capmoe_report/data/protocol.yaml"
 BITS: Final = "bits_per_byte"
+NUMBERS: Final = ("worth", "decidable", "p")
+"""The columns of a judged contrast: the rule ``worth``, the distance that is decided, and p."""
 
 
 @cache
@@ -59,11 +61,13 @@ def effect_of_pairs(pairs: Mapping[str, Mapping[str, Paired]]) -> Effect:
     return dataclasses.replace(pooled(pairs), worth=max(worth, default=0.0))
 
 
-def numbers_of(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> tuple[str, str]:
-    """Return the decidable distance and p of a judged contrast, or dashes where it was not run."""
-    if not row["effect"].documents:
-        return "–", "–"
-    return f"{scale * row['effect'].detectable:.{digits}f}", f"{row['p']:.2g}"
+def numbers_of(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> tuple[str, ...]:
+    """Return the columns ``NUMBERS`` of a judged contrast, or dashes where it was not run."""
+    effect = row["effect"]
+    if not effect.documents:
+        return tuple("–" for _ in NUMBERS)
+    distances = (f"{scale * number:.{digits}f}" for number in (effect.worth, effect.detectable))
+    return *distances, f"{row['p']:.2g}"
 
 
 def judged(run: str, effect_of: Callable[[Mapping[str, Any]], Effect]) -> list[dict[str, Any]]:
@@ -192,7 +196,7 @@ def runs() -> str:
 def real_commands() -> list[str]:
     """Return the commands of the real run, one for each setting and set of tasks, in their order.
 
-    ``HUB`` stands for the directory of the evaluation sets.
+    ``/data/hub`` stands for the directory of the evaluation sets.
     """
     lines = []
     real = protocol()["runs"]["real"]
@@ -207,8 +211,8 @@ def real_commands() -> list[str]:
                 shlex.join(["capmoe-eval", verb, *words, *_task_words(names)])
                 for names in _together(protocol()["sets"][group])
             ]
-    common = f"profile=real model={real['models'][0]} data.root=HUB results_dir={real['results']}"
-    return [f"{line} {common}" for line in lines]
+    common = f"profile=real model={real['models'][0]} data.root=/data/hub"
+    return [f"{line} {common} results_dir={real['results']}" for line in lines]
 
 
 def _together(names: Sequence[str]) -> list[Sequence[str]]:

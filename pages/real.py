@@ -20,9 +20,10 @@ from capmoe_eval.experiment.names import metric_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import ABSENT, shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting
-from pages import DOCS, ROOT, change, paragraph, signed, table
+from pages import DOCS, ROOT, change, paragraph, signed, span, table
 from pages.protocol import (
     BITS,
+    NUMBERS,
     effect_of_pairs,
     in_words,
     judged,
@@ -100,7 +101,7 @@ def verdicts() -> str:
         digits, scale = (4, 0.01) if row["endpoint"] == BITS else (2, 1.0)
         numbers = change(row["effect"], digits, scale), *numbers_of(row, digits, scale)
         rows.append((*in_words(row), *numbers, row["verdict"]))
-    head = ("claim", "primary contrast", "expected", "effect [95 %]", "decidable", "p", "verdict")
+    head = ("claim", "primary contrast", "expected", "effect [95 %]", *NUMBERS, "verdict")
     return table(head, rows)
 
 
@@ -116,18 +117,20 @@ def _sides() -> list[Side]:
 
 def text_scores() -> str:
     """Return bits per byte of every setting that was run, by the length of the documents."""
-    rows = []
+    rows, before = [], []
     for side, task in itertools.product(_sides(), _TEXTS):
         cells = cells_of(side, task)
         if not cells.empty:
             effect = effect_of(side, _BASELINE, task)
             in_bits = "–" if side == _BASELINE else change(effect, 4, 0.01)
-            columns = {"drop_rate": 100, "peak_before": 1, "peak_after": 1}
+            columns = {"drop_rate": 100, "peak_after": 1}
             means = (_mean(cells[name], scale) for name, scale in columns.items())
             name, value = _name(side), f"{cells['value'].mean():.4f}"
             rows.append((name, _TEXTS[task], value, in_bits, *means))
-    head = ("setting", "tokens", "bits per byte", "change [95 %]", "dropped, %", "peak before")
-    return table((*head, "peak after"), rows)
+            before.append(cells["peak_before"].mean())
+    head = ("setting", "tokens", "bits per byte", "change [95 %]", "dropped, %", "peak after drops")
+    sentence = paragraph(f"Before drops the peak is {span(before, '{:.1f}')}.")
+    return f"{table(head, rows)}\n{sentence}"
 
 
 def _name(side: Side) -> str:
