@@ -41,7 +41,6 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "server-speed": benchmarks.server_speed,
     "real-speed": benchmarks.real_speed,
     "server-steps": effects.server_steps,
-    "server-decode": effects.server_decode,
     "decode-steps": effects.server_decode,
     "emulation": benchmarks.emulation,
     "generation": embedded.generation,
