@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import textwrap
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.routing.registry import method_names
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -63,20 +61,19 @@ def draw(file: VerdictFile) -> Figure:
             others = f"; {len(rows) - 1} more" if len(rows) > 1 else ""
             panels.append((title, textwrap.fill(words(rows[0].label) + others, 70), rows))
     lines = sum(text.count("\n") + 1 for panel in panels for text in panel[:2])
-    with rc_context(fname=d.STYLE):
-        figure, grid = d.canvas(1.1 + _LINE * lines + 0.32 * len(panels), len(panels), sharex=True)
-        for (axes,), (title, text, rows) in zip(grid, panels, strict=True):
-            space = "\n " * (text.count("\n") + 1)
-            axes.set_title(title + space, loc="left", fontweight="bold")
-            axes.text(0, 1.08, text, transform=axes.transAxes, va="bottom", fontsize=7)
-            _draw_rows(axes, rows)
-        axes = grid[-1][0]
-        ticks = [-30, -10, -3, -1, 0, 1, 3, 10, 30]
-        axes.set_xscale("symlog", linthresh=1.0)
-        axes.set_xticks(ticks, list(map(str, ticks)))
-        axes.minorticks_off()
-        axes.set_xlabel("points of accuracy")
-        _legend(figure, file)
+    figure, grid = d.canvas(1.1 + _LINE * lines + 0.32 * len(panels), len(panels), sharex=True)
+    for (axes,), (title, text, rows) in zip(grid, panels, strict=True):
+        space = "\n " * (text.count("\n") + 1)
+        axes.set_title(title + space, loc="left", fontweight="bold")
+        axes.text(0, 1.08, text, transform=axes.transAxes, va="bottom", fontsize=7)
+        _draw_rows(axes, rows)
+    axes = grid[-1][0]
+    ticks = [-30, -10, -3, -1, 0, 1, 3, 10, 30]
+    axes.set_xscale("symlog", linthresh=1.0)
+    axes.set_xticks(ticks, list(map(str, ticks)))
+    axes.minorticks_off()
+    axes.set_xlabel("points of accuracy")
+    _legend(figure, file)
     return figure
 
 
@@ -127,28 +124,20 @@ def draw_gaps(grouping: Sequence[Grouping]) -> Figure:
     """Draw each gap of Table 1 by the sequences per rank; the first row's, as printed, dashed."""
     printed, *rows = grouping
     sizes = [row.sequences for row in rows]
-    with rc_context(fname=d.STYLE):
-        figure, ((axes,),) = d.canvas(2.6)
-        for index, (first, second) in enumerate(GAPS):
-            gaps = [row.gaps[index] for row in rows]
-            effects = np.array([gap.effect for gap in gaps])
-            ends = np.array([[gap.low, gap.high] for gap in gaps]).T
-            look: dict[str, Any] = {"color": d.COLOURS[index], "marker": d.MARKERS[index]}
-            name = f"{method_title(first)} − {method_title(second)}"
-            axes.errorbar(sizes, effects, np.abs(ends - effects), **look, capsize=3, label=name)
-            effect = printed.gaps[index].effect
-            axes.axhline(effect, color=d.COLOURS[index], linestyle="--", alpha=0.6)
-        d.rule(axes, 0)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, list(map(str, sizes)))
-        axes.set(xlabel="sequences that share a capacity", ylabel="points of accuracy, γ=1")
-        axes.set_title("solid: measured here; dashed: Table 1, OLMoE")
-        d.legend(figure)
+    figure, ((axes,),) = d.canvas(2.6)
+    for index, (first, second) in enumerate(GAPS):
+        gaps = [row.gaps[index] for row in rows]
+        effects = np.array([gap.effect for gap in gaps])
+        ends = np.array([[gap.low, gap.high] for gap in gaps]).T
+        look: dict[str, Any] = {"color": d.COLOURS[index], "marker": d.MARKERS[index]}
+        name = f"{method_title(first)} − {method_title(second)}"
+        axes.errorbar(sizes, effects, np.abs(ends - effects), **look, capsize=3, label=name)
+        effect = printed.gaps[index].effect
+        axes.axhline(effect, color=d.COLOURS[index], linestyle="--", alpha=0.6)
+    d.rule(axes, 0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, list(map(str, sizes)))
+    axes.set(xlabel="sequences that share a capacity", ylabel="points of accuracy, γ=1")
+    axes.set_title("solid: measured here; dashed: Table 1, OLMoE")
+    d.legend(figure)
     return figure
-
-
-def to_png(figure: Figure) -> bytes:
-    """Return a figure as PNG; equal figures give equal bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=128, metadata={"Software": None})
-    return buffer.getvalue()

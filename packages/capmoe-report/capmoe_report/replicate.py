@@ -22,6 +22,7 @@ from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import read_results
+from capmoe_eval.report.figures.write import images_of
 
 from capmoe_report.claims import profile_note
 from capmoe_report.contrasts import grouping
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         lines = line_numbers(rows)
         file = VerdictFile.model_validate_json(file.to_json())  # with its digits
-        from capmoe_report.picture import draw, draw_gaps, to_png
+        from capmoe_report.picture import draw, draw_gaps
 
         text = render(
             "replication.md",
@@ -92,10 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "replication.md": text.encode(),
             CONTRASTS: _to_csv(file, lines).encode(),
             RECORDS: to_lines(rows).encode(),
-            "replication.png": to_png(draw(file)),
+            "replication.svg": images_of(lambda: draw(file), ["svg"])["svg"],
         }
         if len(file.grouping) > 1:
-            written["gaps.png"] = to_png(draw_gaps(file.grouping))
+            gaps = images_of(lambda: draw_gaps(file.grouping), ["svg"])
+            written["gaps.svg"] = gaps["svg"]
         with writing("--out", parsed.out):
             for name, content in written.items():
                 write_bytes(folder / name, content)
