@@ -117,6 +117,10 @@ def read_claims(text: str) -> tuple[Claim, ...]:
     return TypeAdapter(tuple[Claim, ...]).validate_python(read_yaml(text))
 
 
+_STATED: Final = {"id", "section", "place", "version", "quote", "statement", "refuted_by"}
+"""What a judged claim repeats of its claim."""
+
+
 def judge(evidence: Evidence, claims: Sequence[Claim]) -> tuple[JudgedClaim, ...]:
     """Return the verdict on every claim, with every finding behind it.
 
@@ -136,7 +140,8 @@ def judge(evidence: Evidence, claims: Sequence[Claim]) -> tuple[JudgedClaim, ...
         how = claim.beyond if isinstance(claim.beyond, str) else ""
         judged.append(
             JudgedClaim(
-                **claim.model_dump(include={"id", "place", "statement", "refuted_by"}),
+                **claim.model_dump(include=_STATED),
+                published=claim.stated,
                 beyond=bool(claim.beyond),
                 verdict=verdict,
                 scope=scope,

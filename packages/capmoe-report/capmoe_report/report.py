@@ -38,6 +38,7 @@ from markupsafe import Markup, escape
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from capmoe_report.claims import LEDGER, WORDS, headings, profile_note
 from capmoe_report.records import seen_from
 from capmoe_report.templates import render
 from capmoe_report.verdicts import VerdictFile
@@ -125,7 +126,7 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
     verdicts, judged = _read_verdicts([place / VERDICTS for place in read_from], subject.profile)
     if subject.own:
         verdicts = f"Claims are judged on all models of a profile, not on {subject.own} alone."
-    ledger = folder / "claims.json"
+    ledger = folder / LEDGER
     values = {
         "titles": PAGES,
         "subject": f"model {subject.own}" if subject.own else f"profile {subject.profile}",
@@ -140,7 +141,11 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
         "figures": _figure_texts(folder / "figures"),
         "verdicts": verdicts,
         "judged": judged,
-        "counts": _read(ledger, _fields("counts")) if ledger.is_file() else None,
+        "ledger": _read(ledger, VerdictFile.model_validate_json) if ledger.is_file() else None,
+        "headings": headings,
+        "kinds": WORDS["checks"],
+        "profile_note": profile_note(subject.profile),
+        "record_link": lambda path: link(file_with(folder / path)),
         "shown": shown,
         "folder": folder,
         "written": lambda stem: [
@@ -225,11 +230,6 @@ def _read(path: Path, parse: Callable[[bytes], T]) -> T | str:
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = field_problem(error) if isinstance(error, ValidationError) else error
         return f"{path}: cannot be read ({reason})"
-
-
-def _fields(*names: str) -> Callable[[bytes], dict[str, Any]]:
-    """Return what reads these fields of a JSON object."""
-    return lambda data: {name: json.loads(data)[name] for name in names}
 
 
 def _table_plans(overrides: Sequence[str]) -> list[CellPlan]:
@@ -325,7 +325,11 @@ def _figure_texts(folder: Path) -> dict[str, dict[str, Any] | str]:
         *(name for name in catalogue() if name in names),
         *sorted(names - catalogue().keys()),
     ]
-    words = _fields("title", "place", "caption", "notes", "missing")
+
+    def words(data: bytes) -> dict[str, Any]:
+        content = json.loads(data)
+        return {key: content[key] for key in ("title", "place", "caption", "notes", "missing")}
+
     return {name: _read(folder / f"{name}.json", words) for name in ordered}
 
 

@@ -7,9 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, Field, PlainSerializer
+from pydantic import BaseModel, PlainSerializer, SerializationInfo
+
+from capmoe_report.records import seen_from
 
 LEVEL: Final = 0.05
 """Family-wise error rate within a claim."""
@@ -49,10 +52,14 @@ def _bound(end: float | None) -> float | None:
     return None if end is None or math.isinf(end) else round(end, 5)
 
 
+def _from_file(paths: Iterable[str], info: SerializationInfo) -> list[str]:
+    """Return paths as seen from the directory of their file, the context of the dump."""
+    return [seen_from(info.context or Path(), path) for path in paths]
+
+
 # Written numbers have five digits.
 _Number = Annotated[float, PlainSerializer(lambda value: round(value, 5))]
 _Bound = Annotated[float | None, PlainSerializer(_bound)]
-_Unwritten = Annotated[str, Field(exclude=True)]
 
 
 class Finding(BaseModel, frozen=True):
@@ -77,11 +84,10 @@ class Finding(BaseModel, frozen=True):
     conditional: bool = False  # decided over documents, not over families
     compared: str = ""  # which tasks of how many models
     detectable: _Number | None = None  # points within a margin that 80 % of studies would decide
-    # What follows is not written with a finding: the ledger has it, and replication.records.json.
-    text: _Unwritten = ""  # of a check: sentences with its numbers
-    scope: _Unwritten = ""  # of a check: of what it speaks, if not of the profile's records
+    text: str = ""  # of a check: sentences with its numbers
+    scope: str = ""  # of a check: of what it speaks, if not of the profile's records
     # Paths of the records, or of the files of timings or trainings, that it was computed from.
-    records: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    records: Annotated[tuple[str, ...], PlainSerializer(_from_file)] = ()
 
 
 def listed(text: str, items: Sequence[str], most: int = 12) -> str:
@@ -140,7 +146,11 @@ class JudgedClaim(BaseModel, frozen=True):
 
     id: str
     beyond: bool = False  # it goes beyond the paper's text
+    section: str = ""
     place: str = ""
+    version: str = ""
+    quote: str = ""  # the paper's own words
+    published: str = ""  # the published values with their unit
     statement: str = ""
     verdict: str
     scope: str = ""
@@ -148,8 +158,8 @@ class JudgedClaim(BaseModel, frozen=True):
     refuted_by: str = ""
     note: str = ""
     contrasts: tuple[Finding, ...] = ()  # the findings of all checks
-    # The kind of each check with its own finding, then those that it rests on; not written.
-    checks: Annotated[tuple[tuple[str, tuple[Finding, ...]], ...], Field(exclude=True)] = ()
+    # The kind of each check with its own finding, then those that it rests on.
+    checks: tuple[tuple[str, tuple[Finding, ...]], ...] = ()
 
 
 class Grouping(BaseModel, frozen=True):
@@ -165,7 +175,7 @@ class Grouping(BaseModel, frozen=True):
 
 
 class VerdictFile(BaseModel, frozen=True):
-    """The file ``replication.json``: the verdicts on the records of one profile."""
+    """The verdicts on the records of one profile: ``replication.json``, or the ledger."""
 
     profile: str
     models: tuple[str, ...] = ()
@@ -195,5 +205,18 @@ class VerdictFile(BaseModel, frozen=True):
         return "; ".join(groups)
 
     def to_json(self) -> str:
-        """Return the file's text."""
-        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+        """Return the text of ``replication.json``: contrasts, their records in another file."""
+        of_ledger = ("checks", "section", "version", "quote", "published")
+        findings = {"__all__": {"text", "scope", "records"}}
+        claims = {"__all__": dict.fromkeys(of_ledger, True) | {"contrasts": findings}}
+        groupings = {"__all__": {"gaps": findings}}
+        content = self.model_dump(mode="json", exclude={"claims": claims, "grouping": groupings})
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    def to_ledger(self, folder: Path) -> str:
+        """Return the text of ``claims.json`` in a directory: claims with their checks."""
+        findings = {"claims": {"__all__": {"contrasts"}}}  # those of the checks, again
+        content = self.model_dump(
+            mode="json", exclude=findings, exclude_defaults=True, context=folder
+        )
+        return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 import signal
@@ -20,6 +21,7 @@ from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import TABLES as LAYOUTS
+from markupsafe import escape
 
 from capmoe_report import report
 from capmoe_report.report import PAGES, build, main
@@ -61,7 +63,7 @@ def write_figure(folder: Path, name: str, drawn: bool = True, **about: Any) -> N
         (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
 
 
-LEDGER = {"profile": "zoo", "counts": {"confirmed": 3, "not testable here": 1}}
+NASTY = "</td><script>alert('&\"|*_[x](y)')</script>"
 _EFFECT = {"effect": 2.0, "low": 1.0, "high": 3.0, "p": 0.001, "unit": "points"}
 _CONTRASTS = (
     {"label": "x", "verdict": "confirmed", "models": {"zoo_olmoe": 2.0}, **_EFFECT},
@@ -72,6 +74,22 @@ REPLICATION: dict[str, Any] = {
     **{"profile": "zoo", "models": ["zoo_olmoe"], "records": 12, "missing": 3, "notes": []},
     "claims": [_CLAIM | {"verdict": "partly", "contrasts": _CONTRASTS}],
 }
+
+
+def ledger(*records: str) -> dict[str, Any]:
+    """Verdicts on two claims of the paper, of whose texts each looks like markup."""
+    texts: dict[str, Any] = dict.fromkeys(("section", "place", "quote", "note", "published"), NASTY)
+    measured = {"verdict": "confirmed", "label": NASTY, "models": {NASTY: 2.0}, **_EFFECT}
+    measured |= {"bounds": [None, 0.5], "wide": [-1, 4], "documents": 4000, "compared": NASTY}
+    checks = [
+        ["measured", [{"verdict": "confirmed", "text": NASTY, "records": records}, measured]],
+        ["printed", [{"verdict": "confirmed", "text": "as printed"}]],
+    ]
+    claims = [
+        {"id": "first", "verdict": "confirmed", "decided_by": NASTY, **texts, "checks": checks},
+        {"id": "second", "verdict": "confirmed", "scope": "in print", **texts},
+    ]
+    return {"profile": "zoo", "records": 3, "notes": [NASTY], "claims": claims}
 
 
 @pytest.fixture(scope="session")
@@ -106,9 +124,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     write_figure(figures, "waste")
     write_figure(figures, "pareto", drawn=False, title="Front")
-    (folder / "claims.json").write_text(json.dumps(LEDGER))
-    (folder / "claims.html").write_text("<!DOCTYPE html>")
-    (folder / "replication.png").write_bytes(b"")
+    named = [os.path.relpath(path, folder) for path in paths if path.suffix == ".json"][:4]
+    (folder / "claims.json").write_text(json.dumps(ledger(*named)))
+    (folder / "replication.svg").write_bytes(b"")
     (home / "replication.json").write_text(json.dumps(REPLICATION))
     few = tuple(
         table for table in LAYOUTS if table.key in ("table1", "table3", "table5", "table10")
@@ -192,11 +210,22 @@ def test_a_row_is_the_record(site: Path) -> None:
         (INDEX, "0 contradicted, 0 not shown, 0 confirmed, 1 partly; 0 claims beyond the text"),
         (CLAIMS, "3 evaluations are missing."),
         (CLAIMS, "<td>+2.00</td><td>[+1.00, +3.00]</td><td>0.0010</td><td>confirmed</td>"),
-        (CLAIMS, '1 <span class="verdict not-testable-here">not testable here</span>'),
+        (INDEX, '2 <span class="verdict confirmed">confirmed, 1 of them in print</span>'),
+        (INDEX, '0 <span class="verdict contradicted">contradicted</span>'),
+        (CLAIMS, "and 1 more in claims.json"),
+        (CLAIMS, "<strong>in print, confirmed</strong>: as printed"),
+        (CLAIMS, "<td>≤ +0.5</td>"),
+        (CLAIMS, "<td>[−1.00, +4.00]</td>"),
     ],
 )
 def test_what_a_page_says(site: Path, path: str, words: str) -> None:
     assert words in text(site, path)
+
+
+def test_the_ledger_escapes_every_text(site: Path) -> None:
+    page = text(site, CLAIMS).replace("<script>\n", "")
+    assert "<script" not in page
+    assert page.count(str(escape(NASTY))) >= 12
 
 
 def test_a_model_of_ones_own_bears_its_name(site: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-r"""Jinja templates of the ledger, the replication and the site.
+r"""Jinja templates of the replication and the site.
 
 In HTML every value is escaped. A line break of HTML is for
 the reader of the template: beside a tag or a Jinja expression it is nothing, within a text or a tag
