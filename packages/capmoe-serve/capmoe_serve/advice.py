@@ -6,6 +6,7 @@ what is planned, is planned on the first half.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Sequence
@@ -18,8 +19,10 @@ from capmoe_eval.experiment.composition import options
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import read_results, record_places
+from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
+from capmoe_report.effects import Effect, pair_cells, pooled
 from capmoe_report.evidence import Evidence, Side
 
 from capmoe_serve.exports import placement_files
@@ -38,7 +41,9 @@ AXES: Final = {
     "pairs": "the dropped share of the pairs",
 }
 """What the cost of a capacity is counted in, as far as it is known."""
-_CHANGE: Final = ("effect", "low", "high", "documents", "tasks", "record_drop_rate")
+_CHANGE: Final = ("effect", "low", "high")
+_OWN_CHANGE: Final = ("own_effect", "own_low", "own_high")
+_OF_RECORDS: Final = (*_CHANGE, *_OWN_CHANGE, "documents", "tasks", "record_drop_rate")
 
 
 def advise(
@@ -58,7 +63,8 @@ def advise(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the advice on a trace, JSON-ready, and the texts of files for servers by name.
 
-    The files are of what is recommended, else of the placement that was asked for.
+    The files are of the placement that is recommended, or where nothing is recommended of the one
+    that was asked for. Contiguous placement needs none.
 
     Args:
         trace: The trace, which has steps.
@@ -104,13 +110,15 @@ def advise(
         asked.append(f"an expert step at least {at_least_speedup:g}× as fast")
     budget = " and ".join(asked)
     files: dict[str, tuple[str, str]] = {}
-    if chosen is None or settings.loc[chosen, "kind"] != UNCHANGED:
-        placed = slots
-        if chosen is not None and settings.loc[chosen, "placement"] != CONTIGUOUS:
-            placed = (trace.n_experts + int(settings.loc[chosen, "extra"])) // ranks
-        files = placement_files(trace, ranks, placed, groups, nodes)
+    placement = CONTIGUOUS
+    if chosen is None or settings.loc[chosen, "placement"] != CONTIGUOUS:
+        copies = ranks * slots - trace.n_experts
+        if chosen is not None:
+            copies = int(settings.loc[chosen, "extra"])
+        placement = f"EPLB+{copies}" if copies else "EPLB"
+        files = placement_files(trace, ranks, (trace.n_experts + copies) // ranks, groups, nodes)
     advice = {
-        "version": 5,
+        "version": 6,
         "source": trace.source,
         "model": trace.model,
         "n_experts": trace.n_experts,
@@ -126,8 +134,10 @@ def advise(
         "nodes": nodes,
         "budget": budget,
         "axis": axis,
+        "tasks": compared_tasks(settings),
         "settings": json_rows(settings),
         "recommended": chosen,
+        "placement": placement,
         "sentence": reason(settings, chosen, budget, at_least_speedup),
         "unknown": unknown(settings, trace),
         "commands": commands(
@@ -160,8 +170,9 @@ def _check_deployment(n_experts: int, ranks: int, slots: int, groups: int, nodes
         )
     if groups % nodes:
         raise UsageError(
-            f"nodes={nodes}: must divide groups={groups}, or EPLB plans without nodes; give the "
-            "model's groups of experts by --groups (n_group in its config.json)"
+            f"nodes={nodes}: must divide the groups of experts, here {groups}; give n_group of the "
+            "model's config.json by --groups, or leave --nodes out if it has none: EPLB then plans "
+            "without nodes"
         )
 
 
@@ -190,9 +201,10 @@ def trace_settings(
     - ``drop_rate`` of the pairs, ``pad_waste`` of the slots of a fixed capacity, ``dropped_score``:
       share of the gate scores; NaN where it is not known
     - ``extra``: copies of experts in a layer
-    - ``effect``, the change of accuracy in points, tasks counting equally; ``low`` and ``high`` of
-      its 95 % interval over ``documents``; ``tasks``; ``record_drop_rate``: what the records drop.
-      NaN until :func:`with_changes`
+    - ``effect``, the change of accuracy in points on :func:`compared_tasks`, which count equally,
+      with ``low`` and ``high`` of its 95 % interval; ``own_effect``, ``own_low`` and ``own_high``
+      on all ``tasks`` of the setting's records, over ``documents``; ``record_drop_rate``: what the
+      records drop. NaN until :func:`with_changes`
 
     The arguments are those of :func:`advise`, ``slots`` the experts on each rank with their copies.
 
@@ -251,7 +263,7 @@ def trace_settings(
     frame = pd.DataFrame(sorted(rows, key=lambda row: row["kind"] == "capacity"))
     sent = 1 - frame["drop_rate"]
     frame["speedup"] = speedup(frame["straggler"], rows[0]["straggler"], sent, link_share)
-    return frame.assign(**dict.fromkeys(_CHANGE, math.nan))
+    return frame.assign(**dict.fromkeys(_OF_RECORDS, math.nan))
 
 
 def _straggler(trace: Trace, placement: SlotPlan) -> float:
@@ -307,13 +319,13 @@ def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) 
     it is of the record's own placement, contiguous or EPLB's without copies, which its own
     calibration planned. No record has copies. All seeds of ``random`` are one side, as everywhere.
 
-    Where all documents change alike, usually not at all, their variance is 0 and says nothing. The
-    interval then follows the rule of three: with 95 % confidence fewer than 3 of n such documents
-    would change, so that the interval reaches 3 times what the heaviest document is worth, ±300/n
-    points of one task.
+    Raises:
+        UsageError: If no setting has records of all compared tasks.
     """
     model, evidence = records[0].model, Evidence(profile="", results=results_of(records))
+    baseline = evidence.pick(Side(method="baseline"), model)
     settings = settings.astype({"tasks": object})
+    pairs: dict[Any, dict[str, Paired]] = {}
     for place in settings.index[settings["kind"] == "capacity"]:
         row = settings.loc[place]
         placement = {CONTIGUOUS: CONTIGUOUS, "EPLB": "eplb"}.get(row["placement"])
@@ -325,18 +337,49 @@ def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) 
         method = create_method(row["method"], row["gamma"], **knobs)
         # What has no effect is not part of an identity, and would not be found with another value.
         side = Side.model_validate({"ep_size": ranks} | method.identity())
-        effect = evidence.effect(side, Side(method="baseline"))
-        if effect.points is not None:
-            dropped = float(evidence.pick(side, model)["drop_rate"].mean())
-            tasks = tuple(sorted(effect.tasks[model]))
-            low, high = effect.interval()
-            if math.isclose(low, high, abs_tol=1e-9):
-                reach = 3 * effect.worth
-                low, high = max(effect.points - reach, -100.0), min(effect.points + reach, 100.0)
-            change = effect.points, low, high, effect.documents, tasks, dropped
-            for name, value in zip(_CHANGE, change, strict=True):
-                settings.at[place, name] = value
+        cells = evidence.pick(side, model)
+        if paired := pair_cells(evidence.results, cells, baseline)[0].get(model):
+            pairs[place] = paired
+            settings.at[place, "tasks"] = tuple(sorted(paired))
+            settings.loc[place, "record_drop_rate"] = cells["drop_rate"].mean()
+    compared = compared_tasks(settings)
+    for place, paired in pairs.items():
+        own = pooled({model: paired})
+        settings.loc[place, [*_OWN_CHANGE]] = own.points, *interval(own)
+        settings.loc[place, "documents"] = own.documents
+        if compared and paired.keys() >= set(compared):
+            effect = pooled({model: {task: paired[task] for task in compared}})
+            settings.loc[place, [*_CHANGE]] = effect.points, *interval(effect)
+    if pairs and settings["effect"].isna().all():
+        places = sorted(pairs, key=lambda place: len(pairs[place]))
+        held = (f"{settings.loc[at, 'title']}: {', '.join(pairs[at])}" for at in places[:2])
+        raise UsageError(
+            "results: no capacity has records of all tasks that most capacities have "
+            f"({'; '.join(held)}); evaluate the same tasks for each, or leave --results out"
+        )
     return settings
+
+
+def compared_tasks(settings: pd.DataFrame) -> list[str]:
+    """Return the tasks that losses are compared on: those of most settings that have records.
+
+    Tasks common to all would be too few where one evaluation is not finished.
+    """
+    held = settings["tasks"].dropna()
+    counts = held.explode().value_counts()
+    return sorted(counts.index[2 * counts > len(held)])
+
+
+def interval(effect: Effect) -> tuple[float, float]:
+    """Return the 95 % interval of a change of accuracy, which few changed documents widen.
+
+    It is that of Bonett and Price (2012) around the change itself: its variance has two documents
+    more, one that changes to right and one to wrong, each as heavy as the heaviest. Without them an
+    interval has no width where no document changed.
+    """
+    error = math.hypot(effect.error, effect.worth, effect.worth)
+    low, high = dataclasses.replace(effect, error=error).interval()
+    return max(low, -100.0), min(high, 100.0)
 
 
 # The choice.
@@ -390,8 +433,9 @@ def choose(
 ) -> int | None:
     """Return the place of the recommended setting, or None if none is known to keep the budget.
 
-    A loss is kept to where the whole 95 % interval is; a capacity whose loss nobody measured keeps
-    to none. A capacity on copies of experts is never recommended, because no record can measure it.
+    A loss is kept to where the whole 95 % interval is, on the compared tasks and on all of the
+    setting's records; a capacity whose loss nobody measured keeps to none. A capacity on copies of
+    experts is never recommended, because no record can measure it.
 
     If a speedup is asked, it is the setting that loses least, and of equals the first. A setting
     without loss comes before every capacity; of several the one with the fewest copies does, and
@@ -404,7 +448,8 @@ def choose(
     keeps = settings["speedup"] >= (at_least_speedup or 0.0)
     keeps &= is_lossless(settings) | (settings["extra"] == 0)
     if at_most_points is not None:
-        keeps &= is_lossless(settings) | (settings["low"] >= -at_most_points)
+        lowest = settings[["low", "own_low"]].min(axis=1, skipna=False)
+        keeps &= is_lossless(settings) | (lowest >= -at_most_points)
     if not keeps.any():
         return None
     keeping, costs = settings[keeps], cost(settings, axis_of(settings))[keeps]
@@ -461,31 +506,41 @@ def reason(
         if math.isnan(row["effect"]):
             price += ", and what the answers lose is not known"
         else:
-            tasks = _counted(len(row["tasks"]), "task")
-            price += f" and changes accuracy by {change_in_words(row)} points on {tasks}"
+            compared = compared_tasks(settings)
+            price += f" and changes accuracy by {change_in_words(row)} points on "
+            price += _counted(len(compared), "task")
+            if len(row["tasks"]) > len(compared):
+                own = change_in_words(row, _OWN_CHANGE)
+                price += f" ({own} on all {len(row['tasks'])} of its records)"
+            price += f", in records that drop {row['record_drop_rate']:.1%}"
         return (
             f"{row['title']}: the fullest rank gets {row['straggler']:.2f} instead of "
             f"{settings['straggler'].iloc[0]:.2f} times the mean load, so that the expert step is "
             f"at most {row['speedup']:.2f}× as fast; {price}; {reach}."
         )
+    unchanged = f"Nothing need change: as it is served, it keeps the budget ({budget})"
+    balanced = "Lossless load balancing reaches this, no capacity is needed"
+    if at_least_speedup is None:
+        unchanged = f"Nothing need change: no faster setting is known to keep the budget ({budget})"
+        balanced = f"Lossless load balancing is the fastest known to keep the budget ({budget})"
     if row["kind"] == UNCHANGED:
-        return f"Nothing need change: as it is served, it keeps the budget ({budget})."
+        return f"{unchanged}."
     copies = f"{row['extra']:g} copies of experts in a layer" if row["extra"] else "no copies"
     return (
-        f"Lossless load balancing reaches this, no capacity is needed: {row['title']} makes the "
-        f"expert step at most {row['speedup']:.2f}× as fast, with {copies}."
+        f"{balanced}: {row['title']} makes the expert step at most {row['speedup']:.2f}× as fast, "
+        f"with {copies}."
     )
 
 
-def change_in_words(row: Any) -> str:
-    """Return a setting's change of accuracy with its interval."""
-    return f"{row['effect']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]".replace("-", "−")
+def change_in_words(row: Any, columns: Sequence[str] = _CHANGE) -> str:
+    """Return a setting's change of accuracy with its interval, from the columns of the three."""
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(*row[[*columns]]).replace("-", "−")
 
 
 def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
     """Return, in sentences, what settings on a trace do not tell."""
     capacities = settings[~is_lossless(settings)]
-    without = int(capacities["effect"].isna().sum())
+    is_measured, has_records = capacities["effect"].notna(), capacities["tasks"].notna()
     lines = []
     if trace.score_TLK is None:
         lines.append(
@@ -497,15 +552,29 @@ def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
             "Which steps are of prompts and which of decoding: the trace does not say, and all are "
             "judged together."
         )
-    if without == len(capacities):
+    if not is_measured.any():
         lines.append(
             "What the answers lose under a capacity, for score as for every method: no trace says "
-            "it, and no records of the model over so many ranks were given."
+            "it, and no records of the model over so many ranks, with and without a capacity, were "
+            "given."
         )
-    elif without:
+    elif without := int((~has_records).sum()):
         lines.append(
             f"What the answers lose under {without} of the {len(capacities)} capacities, of which "
             "no records were given."
+        )
+    compared = set(compared_tasks(settings))
+    if others := sorted(set(capacities["tasks"].explode().dropna()) - compared):
+        lines.append(
+            f"What the answers lose on {', '.join(others)}: too few capacities have such records; "
+            "losses are compared on the tasks that most have."
+        )
+    if len(partial := capacities[has_records & ~is_measured]):
+        first = partial.iloc[0]
+        lines.append(
+            f"What the answers lose under {len(partial)} capacities with records of some of these "
+            f"tasks alone, such as {first['title']}, which lacks "
+            f"{', '.join(sorted(compared.difference(first['tasks'])))}."
         )
     if on_copies := int((capacities["extra"] > 0).sum()):
         lines.append(

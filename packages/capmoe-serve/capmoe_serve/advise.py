@@ -132,8 +132,8 @@ def _command(
 
 _ABOUT: Final = (
     "{model} ({source}): {steps}, {layers} MoE layers of {n_experts} experts{top_k}; {ranks} "
-    "ranks, {experts_per_rank} experts on each with copies{placed}; {link_share:.0%} of the expert "
-    "step is the link. Asked: {budget}."
+    "ranks, {experts_per_rank} slots for experts on each{placed}; {link_share:.0%} of the expert "
+    "step's time is the link's. Asked: {budget}."
 )
 """What an advice is on."""
 
@@ -147,7 +147,8 @@ def text(advice: Mapping[str, Any]) -> str:
     axis, settings = advice["axis"], pd.DataFrame(advice["settings"])
     settings = settings.assign(cost=cost(settings, axis), lossless=is_lossless(settings))
     on_front = settings[settings["is_on_front"]]
-    differ = axis == "points" and len({tuple(tasks) for tasks in on_front["tasks"].dropna()}) > 1
+    # Where no records and no gate scores tell methods apart, the first stands for all.
+    on_front = on_front.drop_duplicates(["speedup", "cost"])
     rows = [
         {
             "fullest/mean": f"{row['straggler']:.2f}",
@@ -158,7 +159,6 @@ def text(advice: Mapping[str, Any]) -> str:
             else change_in_words(row)
             if axis == "points"
             else f"{row['cost']:.1%}",
-            **({"tasks": "–" if row["lossless"] else len(row["tasks"])} if differ else {}),
             "front": row["title"],
         }
         for _, row in on_front.sort_values("speedup", kind="stable").iterrows()
@@ -169,15 +169,17 @@ def text(advice: Mapping[str, Any]) -> str:
         "model": advice["model"] or "unknown model",
         "steps": steps_in_words(advice["steps"], advice["decode_steps"]),
         "top_k": "" if advice["top_k"] is None else f", top-{advice['top_k']}",
-        "placed": "" if nodes == 1 else f", on {nodes} nodes of {groups} groups",
+        "placed": "" if nodes == 1 else f", on {nodes} nodes with {groups} groups of experts",
     }
     lines = [_ABOUT.format_map({**advice, **words})]
     if advice["assumed_steps"] is not None:
         lines.append(f"steps: {advice['assumed_steps']}")
     lines += ["", advice["sentence"], "", "The front:", front]
-    if differ:
-        lines.append("Rows have records of different tasks; their changes are of other documents.")
+    if tasks := advice["tasks"]:
+        lines.append(f"Accuracy is the mean over {', '.join(tasks)}.")
     lines += ["", "Not known:", *(f"- {line}" for line in advice["unknown"])]
     if advice["commands"]:
         lines += ["", "To measure what the answers lose:", *advice["commands"]]
+    if advice["files"]:
+        lines += ["", f"The files for servers place experts as {advice['placement']}."]
     return "\n".join(lines)

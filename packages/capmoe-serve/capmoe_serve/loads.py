@@ -20,10 +20,6 @@ from capmoe_serve.trace import KINDS, STEP_TOKENS, Trace, in_known_steps, steps_
 if TYPE_CHECKING:
     import pandas as pd
 
-_GIVEN_BY_IDS = (
-    "From the experts of tokens, or counts, alone: loads, peaks, stragglers, padding, and the drop "
-    "rate, which is the same whoever is kept."
-)
 _WITHOUT_SCORES = (
     "Not known without gate scores: which pairs 'score' drops, and how much of the scores is lost."
 )
@@ -148,7 +144,6 @@ def text(
         "under a capacity of ceil(γ·T·K/E) pairs per expert, T the tokens of a step; all layers",
         tables[1],
         "",
-        _GIVEN_BY_IDS,
         *([_WITHOUT_SCORES] if trace.score_TLK is None else []),
     ]
     if ranks is None:

@@ -64,9 +64,12 @@ def test_the_files_are_those_of_what_is_recommended() -> None:
     def files(trace: Trace, **budget: float) -> dict[str, str]:
         return advise(trace, (0.5, 1.0), ranks=4, **budget)[1]
 
-    for least in (1.3, 2.5):  # a placement, and a capacity on it
-        copies = files(skewed(), at_least_speedup=least)[exports.VLLM]
-        assert json.loads(copies) == {"num_redundant_experts": 4}
-    assert files(skewed(), at_least_speedup=1.0) == {}  # nothing need change
+    copies = files(skewed(), at_least_speedup=1.3)[exports.VLLM]
+    assert json.loads(copies) == {"num_redundant_experts": 4}
+    # Contiguous placement needs none: nothing need change, or a capacity is put on it.
+    assert files(skewed(), at_least_speedup=1.0) == files(skewed(), at_least_speedup=2.5) == {}
+    # Where nothing is recommended they are of the placement that was asked for.
+    copies = files(skewed(), at_least_speedup=2.5, at_most_points=1.0)[exports.VLLM]
+    assert json.loads(copies) == {"num_redundant_experts": 4}
     even = Trace(8, load_SLE=np.full((4, 1, 8), 5))
     assert files(even, at_most_points=1.0) == {}

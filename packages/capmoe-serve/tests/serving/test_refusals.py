@@ -27,7 +27,7 @@ REFUSED = {
         f"{ADVISE} --experts-per-rank 7": "give at least 8",
         f"{ADVISE} --experts-per-rank 65": "needs one of each at most",
         f"{ADVISE} --link-share 2": "--link-share=2",
-        f"{ADVISE} --nodes 2": "nodes=2: must divide groups=1",
+        f"{ADVISE} --nodes 2": "nodes=2: must divide the groups of experts, here 1; give n_group",
         f"{ADVISE} --nodes 3 --groups 3": "groups=3: must divide the number of experts, 64",
         f"{ADVISE} --gammas inf": "gammas=inf",
         f"{ADVISE} --gammas 0": "gammas=0",
