@@ -14,7 +14,6 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.application import refuse
 from capmoe_eval.experiment.cell import Threads
 from capmoe_eval.experiment.names import BENCHMARKS
-from capmoe_eval.routing.capacity import parse_factor
 from capmoe_eval.routing.knobs import LARGEST, Count, check
 
 PLAIN = re.compile(r"[!-^`-~]*")
@@ -95,16 +94,6 @@ def _typed(annotation: Any) -> Callable[[str], Any]:
     return convert
 
 
-def _gamma(word: str) -> float:
-    try:
-        factor = parse_factor(word)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("gamma")) from error
-    assert factor is not None
-    assert factor.uniform is not None
-    return factor.uniform
-
-
 COUNT = _typed(Count)
 # Those of a layer, and what there are at most as many of.
 EXPERTS = _typed(Annotated[int, Field(ge=1, le=2**12)])
@@ -115,13 +104,12 @@ POSITIVE = _typed(Annotated[float, Field(gt=0)])
 SECONDS = _typed(Annotated[float, Field(ge=0)])  # of the benchmarks' options.yaml, by its name
 POINTS = _typed(Annotated[float, Field(ge=0, le=100)])
 SHARE = _typed(Annotated[float, Field(ge=0, le=1)])
-GAMMA = _gamma
 PATH = _path
 FOLDER = _folder
 _METAVARS: Final[Mapping[object, str]] = {
     **dict.fromkeys((COUNT, EXPERTS, TOKENS, INDEX, THREADS), "N"),
     **dict.fromkeys((POSITIVE, SECONDS, POINTS, SHARE), "X"),
-    **{GAMMA: "GAMMA", PATH: "PATH", FOLDER: "PATH"},
+    **{PATH: "PATH", FOLDER: "PATH"},
 }
 
 

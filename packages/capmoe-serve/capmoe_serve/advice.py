@@ -68,7 +68,7 @@ def advise(
 
     Args:
         trace: The trace, which has steps.
-        gammas: The capacity factors.
+        gammas: The capacity factors, finite and above 0.
         ranks: Expert-parallel ranks.
         experts_per_rank: Slots for experts on a rank; None for the fewest with a copy.
         link_share: Share of the expert step's time that the link takes.
@@ -81,17 +81,12 @@ def advise(
         results: The directory that the advice's commands name.
 
     Raises:
-        UsageError: For another deployment than can be, no budget, or γ=∞.
+        UsageError: For another deployment than can be, or no budget.
     """
     if at_most_points is None and at_least_speedup is None:
         raise UsageError(
             "budget: nothing is asked; give --at-most-points 0.5, --at-least-speedup 1.2, or both"
         )
-    for gamma in gammas:
-        if not 0 < gamma < math.inf:
-            raise UsageError(
-                f"gammas={gamma:g}: must be finite and above 0, for example --gammas 1 1.5 2"
-            )
     slots = experts_per_rank
     if slots is None:  # one for copies
         slots = -(-(trace.n_experts + 1) // ranks)
@@ -102,7 +97,7 @@ def advise(
     if records:
         settings = with_changes(settings, records, ranks)
     axis, chosen = axis_of(settings), choose(settings, at_most_points, at_least_speedup)
-    settings["is_on_front"] = is_on_front(settings, axis)
+    settings["cost"], settings["is_on_front"] = cost(settings, axis), is_on_front(settings, axis)
     asked = []
     if at_most_points is not None:
         asked.append(f"at most {_counted(at_most_points, 'point')} lost")

@@ -142,13 +142,12 @@ def text(advice: Mapping[str, Any]) -> str:
     """Return an advice as lines: the recommendation, the front, and what is not known."""
     import pandas as pd
 
-    from capmoe_serve.advice import AXES, change_in_words, cost, is_lossless
+    from capmoe_serve.advice import AXES, change_in_words, is_lossless
 
     axis, settings = advice["axis"], pd.DataFrame(advice["settings"])
-    settings = settings.assign(cost=cost(settings, axis), lossless=is_lossless(settings))
-    on_front = settings[settings["is_on_front"]]
+    settings["lossless"] = is_lossless(settings)
     # Where no records and no gate scores tell methods apart, the first stands for all.
-    on_front = on_front.drop_duplicates(["speedup", "cost"])
+    on_front = settings[settings["is_on_front"]].drop_duplicates(["speedup", "cost"])
     rows = [
         {
             "fullest/mean": f"{row['straggler']:.2f}",

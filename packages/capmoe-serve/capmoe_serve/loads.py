@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import EXPERTS, GAMMA, PATH, TOKENS, Parser
+from capmoe_eval.experiment.arguments import EXPERTS, PATH, POSITIVE, TOKENS, Parser
 from capmoe_eval.experiment.files import check_file, write_text
 
 from capmoe_serve.readers.formats import read_trace
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def add_trace_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the options of the commands that read a trace."""
-    parser.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors γ to try")
+    parser.add_argument("--gammas", type=POSITIVE, nargs="+", help="capacity factors γ to try")
     parser.add_argument("--experts", type=EXPERTS, help="experts of a layer, which responses lack")
     parser.add_argument(
         "--top-k", type=EXPERTS, help="experts of a token, which SGLang's responses lack"
@@ -74,8 +73,6 @@ def _command(options: argparse.Namespace) -> int:
     if options.json is not None:
         check_file("json", options.json)
     gammas = sorted(options.gammas or GAMMAS)
-    if gammas[-1] == math.inf:
-        raise UsageError("gammas=inf: drops nothing; give numbers, for example --gammas 1 1.5 2")
     trace = read_trace(options.source, options.experts, options.top_k)
     trace, assumed = in_known_steps(trace, options.step_tokens, options.only)
     ranks = options.ranks or trace.ranks

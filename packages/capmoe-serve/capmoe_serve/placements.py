@@ -16,6 +16,8 @@ from capmoe_eval.routing.registry import CONTIGUOUS
 from capmoe_methods.eplb_placement.packing import pack
 from numpy.typing import ArrayLike, NDArray
 
+from capmoe_serve.trace import Trace
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -189,13 +191,7 @@ def compare(
     """
     import pandas as pd
 
-    load_SLE = np.asarray(load_SLE)
-    if load_SLE.ndim != 3 or not load_SLE.size:
-        raise UsageError(f"load_SLE has shape {load_SLE.shape}: give loads of shape [S, L, E]")
-    if load_SLE.dtype.kind not in "ui" or (load_SLE < 0).any():
-        raise UsageError(
-            f"load_SLE has type {load_SLE.dtype}: give numbers of pairs, as integers of at least 0"
-        )
+    load_SLE = Trace(np.shape(load_SLE)[-1], load_SLE=np.asarray(load_SLE)).loads()
     if (middle := len(load_SLE) // 2) < 1:
         raise UsageError(
             "load_SLE has one step: a placement is planned on other steps than it is judged on; "

@@ -384,10 +384,8 @@ def check_regular(path: Path) -> None:
         raise UsageError(f"{shown(path)}: no regular file; save the input in one")
 
 
-def save_trace(trace: Trace, path: Path, *, compress: bool = False) -> None:
+def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace whole, as ``.npz``, which numpy alone reads.
-
-    Without ``compress`` the file can be memory-mapped, whatever its size.
 
     Raises:
         UsageError: For another suffix, or if the file cannot be written.
@@ -395,9 +393,8 @@ def save_trace(trace: Trace, path: Path, *, compress: bool = False) -> None:
     _check_suffix(path)
     about = {name: getattr(trace, name) for name in _ABOUT}
     arrays = {name: array for name in _ARRAYS if (array := getattr(trace, name)) is not None}
-    write: Any = np.savez_compressed if compress else np.savez
     with writing("trace", path), whole_file(path) as file:
-        write(file, about=np.array(json.dumps({"schema": SCHEMA, **about})), **arrays)
+        np.savez(file, about=np.array(json.dumps({"schema": SCHEMA, **about})), **arrays)
 
 
 def load_trace(path: Path) -> Trace:

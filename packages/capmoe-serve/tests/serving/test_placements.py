@@ -136,10 +136,10 @@ def test_the_straggler_factor_is_the_meters() -> None:
     [
         ([[[1, 2]]] * 2, {"groups": 3}, "groups=3"),
         ([[[1, 2]]] * 2, {"nodes": 3}, "nodes=3"),
-        ([[[1, -2]]] * 2, {}, "load_SLE .* of at least 0"),
-        ([1, 2], {}, r"give loads of shape \[S, L, E\]"),
+        ([[[1, -2]]] * 2, {}, "load_SLE=-2: a count must be at least 0"),
+        ([1, 2], {}, r"load_SLE: int64 \[2\]; must be integers \[steps, layers, 2\]"),
         ([[[1, 1]]], {}, "load_SLE has one step: .* give at least 2"),
-        ([[[1, 0.5]]] * 2, {}, "load_SLE has type float64: .* as integers"),
+        ([[[1, 0.5]]] * 2, {}, "load_SLE: float64"),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_field(

@@ -29,8 +29,6 @@ REFUSED = {
         f"{ADVISE} --link-share 2": "--link-share=2",
         f"{ADVISE} --nodes 2": "nodes=2: must divide the groups of experts, here 1; give n_group",
         f"{ADVISE} --nodes 3 --groups 3": "groups=3: must divide the number of experts, 64",
-        f"{ADVISE} --gammas inf": "gammas=inf",
-        f"{ADVISE} --gammas 0": "gammas=0",
         f"{ADVISE} --results nowhere": "no whole record of model",
         f"{ADVISE} --out file": WRITE,
         f"{ADVISE} --only decode": "the trace has no such step",
@@ -44,6 +42,7 @@ REFUSED = {
                 "experts-per-rank": ("0",),
                 "step-tokens": ("0", "٣"),
                 "at-most-points": ("101", "-1", "nan"),
+                "gammas": ("inf", "0", "adaptive"),
             }.items()
             for word in words
         },
@@ -90,7 +89,6 @@ REFUSED = {
         "traces/0.pt --only promts": "--only",
         "traces/0.pt --step-tokens 32": "step tokens: the trace has counts of steps",
         "example --json file/out.json": WRITE,
-        "example --gammas inf": "gammas=inf",
     },
     "run": {
         "save_trace=file": f"save_trace=file: {WRITE}",

@@ -89,10 +89,9 @@ def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], part: str
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("trace", [full(), COUNTED, Trace(4, IDS)])
-def test_it_is_read_as_it_was_written(trace: Trace, compress: bool, tmp_path: Path) -> None:
-    save_trace(trace, tmp_path / "a.npz", compress=compress)
+def test_it_is_read_as_it_was_written(trace: Trace, tmp_path: Path) -> None:
+    save_trace(trace, tmp_path / "a.npz")
     copy = load_trace(tmp_path / "a.npz")
     for field in set(Trace.__dataclass_fields__) - {"_loads"}:
         written, read = getattr(trace, field), getattr(copy, field)
@@ -161,7 +160,8 @@ def test_a_packed_array_of_too_many_bytes_is_refused(
     trace = Trace(4, np.zeros((2**20, 1, 1), dtype=np.uint8))
     save_trace(trace, tmp_path / "a.npz")
     assert load_trace(tmp_path / "a.npz").n_tokens == 2**20
-    save_trace(trace, tmp_path / "a.npz", compress=True)
+    with np.load(tmp_path / "a.npz") as arrays:
+        np.savez_compressed(tmp_path / "a.npz", **dict(arrays))
     with pytest.raises(UsageError, match=r"expert_TLK\.npy: has 1,048,704 bytes, too many"):
         load_trace(tmp_path / "a.npz")
     with pytest.raises(UsageError, match=r"format=\.parquet: choose one of \.npz"):
