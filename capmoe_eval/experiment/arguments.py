@@ -103,12 +103,11 @@ THREADS = _typed(Threads)
 POSITIVE = _typed(Annotated[float, Field(gt=0)])
 SECONDS = _typed(Annotated[float, Field(ge=0)])  # of the benchmarks' options.yaml, by its name
 POINTS = _typed(Annotated[float, Field(ge=0, le=100)])
-SHARE = _typed(Annotated[float, Field(ge=0, le=1)])
 PATH = _path
 FOLDER = _folder
 _METAVARS: Final[Mapping[object, str]] = {
     **dict.fromkeys((COUNT, EXPERTS, TOKENS, INDEX, THREADS), "N"),
-    **dict.fromkeys((POSITIVE, SECONDS, POINTS, SHARE), "X"),
+    **dict.fromkeys((POSITIVE, SECONDS, POINTS), "X"),
     **{PATH: "PATH", FOLDER: "PATH"},
 }
 

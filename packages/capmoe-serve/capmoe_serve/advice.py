@@ -52,7 +52,6 @@ def advise(
     *,
     ranks: int,
     experts_per_rank: int | None = None,
-    link_share: float = 0.0,
     groups: int = 1,
     nodes: int = 1,
     at_most_points: float | None = None,
@@ -71,7 +70,6 @@ def advise(
         gammas: The capacity factors, finite and above 0.
         ranks: Expert-parallel ranks.
         experts_per_rank: Slots for experts on a rank; None for the fewest with a copy.
-        link_share: Share of the expert step's time that the link takes.
         groups: Groups of neighbouring experts, each of which EPLB keeps on one node.
         nodes: Nodes of the ranks.
         at_most_points: Points of accuracy that may be lost.
@@ -91,9 +89,7 @@ def advise(
     if slots is None:  # one for copies
         slots = -(-(trace.n_experts + 1) // ranks)
     _check_deployment(trace.n_experts, ranks, slots, groups, nodes)
-    settings = trace_settings(
-        trace, gammas, ranks, slots, groups=groups, nodes=nodes, link_share=link_share
-    )
+    settings = trace_settings(trace, gammas, ranks, slots, groups=groups, nodes=nodes)
     if records:
         settings = with_changes(settings, records, ranks)
     axis, chosen = axis_of(settings), choose(settings, at_most_points, at_least_speedup)
@@ -124,7 +120,6 @@ def advise(
         "assumed_steps": assumed_steps,
         "ranks": ranks,
         "experts_per_rank": slots,
-        "link_share": link_share,
         "groups": groups,
         "nodes": nodes,
         "budget": budget,
@@ -182,7 +177,6 @@ def trace_settings(
     *,
     groups: int = 1,
     nodes: int = 1,
-    link_share: float = 0.0,
 ) -> pd.DataFrame:
     """Return all settings on a trace, a row for each.
 
@@ -192,7 +186,9 @@ def trace_settings(
     - ``title``; ``kind``: unchanged, placement or capacity; ``method``, ``placement``; of a
       capacity ``gamma`` and ``granularity``
     - ``straggler``: pairs of the fullest rank over a rank's mean before any drop, both summed
-    - ``speedup``: the bound of :func:`speedup`
+    - ``speedup``: ``straggler`` of contiguous placement over that of the setting. It bounds the
+      speedup of a layer's expert step whose time follows the fullest rank. Launches, gathering,
+      transfers and attention are left out, so the whole model gains less
     - ``drop_rate`` of the pairs, ``pad_waste`` of the slots of a fixed capacity, ``dropped_score``:
       share of the gate scores; NaN where it is not known
     - ``extra``: copies of experts in a layer
@@ -256,8 +252,7 @@ def trace_settings(
                         }
                     )
     frame = pd.DataFrame(sorted(rows, key=lambda row: row["kind"] == "capacity"))
-    sent = 1 - frame["drop_rate"]
-    frame["speedup"] = speedup(frame["straggler"], rows[0]["straggler"], sent, link_share)
+    frame["speedup"] = rows[0]["straggler"] / frame["straggler"].clip(lower=1e-9)
     return frame.assign(**dict.fromkeys(_OF_RECORDS, math.nan))
 
 
@@ -271,23 +266,6 @@ def _straggler(trace: Trace, placement: SlotPlan) -> float:
         for layer, load_SE in enumerate(loads)
     )
     return fullest * placement.ranks / asked
-
-
-def speedup(straggler: Any, unchanged: float, sent: Any, link_share: float) -> Any:
-    """Return the bound on the speedup of a layer's expert step, never of the whole model.
-
-    The step's time is taken as a part that follows the fullest rank, and a part, ``link_share`` of
-    the time before, that follows the pairs that are sent at all. Launches, gathering, attention and
-    transfers of weights are left out, so the whole model gains less.
-
-    Args:
-        straggler: Straggler factors of settings.
-        unchanged: Straggler factor before.
-        sent: Pairs that are sent over those before: 1 without drops.
-        link_share: Share of the expert step's time that the link takes before, from 0 to 1.
-    """
-    after = (1 - link_share) * straggler / unchanged + link_share * sent
-    return 1 / np.maximum(after, 1e-9)
 
 
 # The accuracy of settings.
@@ -582,8 +560,8 @@ def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
             "than it is made on."
         )
     lines.append(
-        "Times: a speedup here is a bound for the expert step of a layer, by the stated share of "
-        "the link; attention, launches and transfers of weights are not in it."
+        "Times: a speedup here is a bound for the expert step of a layer whose time follows the "
+        "fullest rank; attention, transfers and launches are not in it."
     )
     return lines
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import EXPERTS, PATH, POINTS, POSITIVE, SHARE, Parser
+from capmoe_eval.experiment.arguments import EXPERTS, PATH, POINTS, POSITIVE, Parser
 from capmoe_eval.experiment.files import check_writable, write_text
 
 from capmoe_serve.loads import add_trace_options
@@ -61,12 +61,6 @@ def main(arguments: Sequence[str]) -> None:
         type=EXPERTS,
         default=1,
         help="groups of experts, which EPLB keeps on a node each (default: 1)",
-    )
-    served.add_argument(
-        "--link-share",
-        type=SHARE,
-        default=0.0,
-        help="share of the expert step's time that the link takes, from 0 to 1 (default: 0)",
     )
     quality = parser.add_argument_group("accuracy")
     quality.add_argument("--results", type=PATH, help="results directory with records of the model")
@@ -132,8 +126,7 @@ def _command(
 
 _ABOUT: Final = (
     "{model} ({source}): {steps}, {layers} MoE layers of {n_experts} experts{top_k}; {ranks} "
-    "ranks, {experts_per_rank} slots for experts on each{placed}; {link_share:.0%} of the expert "
-    "step's time is the link's. Asked: {budget}."
+    "ranks, {experts_per_rank} slots for experts on each{placed}. Asked: {budget}."
 )
 """What an advice is on."""
 

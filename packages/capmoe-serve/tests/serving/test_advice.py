@@ -29,7 +29,6 @@ from capmoe_serve.advice import (
     is_on_front,
     model_records,
     reason,
-    speedup,
     trace_settings,
     unknown,
     with_changes,
@@ -169,6 +168,8 @@ def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
         assert before.loc[title, "speedup"] >= after.loc[title, "speedup"]
         assert not before.loc[title].equals(after.loc[title])
     plan = before.loc["EPLB+4"]
+    unchanged = before.loc["contiguous placement", "straggler"]
+    assert plan["speedup"] == pytest.approx(unchanged / plan["straggler"])
     assert plan["speedup"] > 1.3
     assert plan["drop_rate"] == 0.0
     assert plan["extra"] == 4
@@ -191,21 +192,6 @@ def test_a_capacity_that_drops_nothing_is_its_placement() -> None:
     assert (wide["drop_rate"] == 0.0).all()
     for column in ("straggler", "speedup", "extra"):
         assert wide[column].tolist() == pytest.approx(alone[column].tolist())
-
-
-@pytest.mark.parametrize(
-    ("straggler", "sent", "link_share", "expected"),
-    [
-        (1.0, 0.5, 0.0, 2.0),  # compute alone: the fullest rank
-        (1.0, 0.5, 1.0, 2.0),  # the link alone: the pairs
-        (1.0, 1.0, 1.0, 1.0),  # which balancing does not lower
-        (1.0, 0.8, 0.5, 1 / (0.25 + 0.4)),
-    ],
-)
-def test_the_speedup_has_a_part_of_the_fullest_rank_and_one_of_the_link(
-    straggler: float, sent: float, link_share: float, expected: float
-) -> None:
-    assert speedup(straggler, 2.0, sent, link_share) == pytest.approx(expected)
 
 
 def test_experts_that_ranks_do_not_divide_are_compared_with_copies() -> None:

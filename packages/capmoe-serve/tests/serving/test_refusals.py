@@ -26,7 +26,6 @@ REFUSED = {
         "example --at-most-points 1 --ranks 1": "ranks=1: one rank waits for no other",
         f"{ADVISE} --experts-per-rank 7": "give at least 8",
         f"{ADVISE} --experts-per-rank 65": "needs one of each at most",
-        f"{ADVISE} --link-share 2": "--link-share=2",
         f"{ADVISE} --nodes 2": "nodes=2: must divide the groups of experts, here 1; give n_group",
         f"{ADVISE} --nodes 3 --groups 3": "groups=3: must divide the number of experts, 64",
         f"{ADVISE} --results nowhere": "no whole record of model",
