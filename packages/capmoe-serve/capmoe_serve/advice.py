@@ -26,7 +26,7 @@ from capmoe_report.effects import Effect, pair_cells, pooled
 from capmoe_report.evidence import Evidence, Side
 
 from capmoe_serve.exports import placement_files
-from capmoe_serve.loads import json_rows
+from capmoe_serve.loads import facts, json_rows
 from capmoe_serve.placements import SlotPlan, contiguous, placements
 from capmoe_serve.summary import KEEPERS, Granularity, count, shares
 from capmoe_serve.trace import Trace
@@ -57,7 +57,6 @@ def advise(
     at_most_points: float | None = None,
     at_least_speedup: float | None = None,
     records: Sequence[Record] = (),
-    assumed_steps: str | None = None,
     results: str = "results/mine",
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the advice on a trace, JSON-ready, and the texts of files for servers by name.
@@ -75,7 +74,6 @@ def advise(
         at_most_points: Points of accuracy that may be lost.
         at_least_speedup: Speedup of the expert step that a setting must give.
         records: Records of the model, for its accuracy.
-        assumed_steps: In words how tokens were put into steps, if that was assumed.
         results: The directory that the advice's commands name.
 
     Raises:
@@ -110,14 +108,8 @@ def advise(
         files = placement_files(trace, ranks, (trace.n_experts + copies) // ranks, groups, nodes)
     advice = {
         "version": 6,
-        "source": trace.source,
-        "model": trace.model,
-        "n_experts": trace.n_experts,
-        "top_k": trace.top_k,
+        **facts(trace),
         "layers": trace.n_layers,
-        "steps": trace.n_steps,
-        "decode_steps": trace.decode_steps,
-        "assumed_steps": assumed_steps,
         "ranks": ranks,
         "experts_per_rank": slots,
         "groups": groups,

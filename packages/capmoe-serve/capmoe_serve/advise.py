@@ -14,9 +14,9 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import EXPERTS, PATH, POINTS, POSITIVE, Parser
 from capmoe_eval.experiment.files import check_writable, write_text
 
-from capmoe_serve.loads import add_trace_options
+from capmoe_serve.loads import add_trace_options, headline
 from capmoe_serve.readers.formats import EXAMPLE, read_trace
-from capmoe_serve.trace import in_known_steps, steps_in_words
+from capmoe_serve.trace import in_known_steps
 
 JSON: Final = "advice.json"
 
@@ -42,9 +42,6 @@ def main(arguments: Sequence[str]) -> None:
         help="speedup of the expert step of a layer, such as 1.2",
     )
     served = parser.add_argument_group("deployment")
-    served.add_argument(
-        "--ranks", type=EXPERTS, help="expert-parallel ranks (default: the trace's)"
-    )
     served.add_argument(
         "--experts-per-rank",
         type=EXPERTS,
@@ -101,7 +98,7 @@ def _command(
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
     if model is not None:
         trace = dataclasses.replace(trace, model=model)
-    trace, assumed = in_known_steps(trace, step_tokens, only)
+    trace = in_known_steps(trace, step_tokens, only)
     if results is not None and trace.model is None:
         raise UsageError("model: the trace names none; give its name in the records by --model")
     advice, files = advise(
@@ -109,7 +106,6 @@ def _command(
         sorted(gammas or GAMMAS),
         ranks=ranks,
         records=model_records(results, trace.model) if results and trace.model else (),
-        assumed_steps=assumed,
         results=str(results or "results/mine"),
         **asked,
     )
@@ -119,16 +115,10 @@ def _command(
             (out / name).unlink(missing_ok=True)
         for name, content in texts.items():
             write_text(out / name, content)
+    print(headline(trace))
     print(text(advice))
     print(f"\nwritten: {', '.join(str(out / name) for name in texts)}")
     return 0
-
-
-_ABOUT: Final = (
-    "{model} ({source}): {steps}, {layers} MoE layers of {n_experts} experts{top_k}; {ranks} "
-    "ranks, {experts_per_rank} slots for experts on each{placed}. Asked: {budget}."
-)
-"""What an advice is on."""
 
 
 def text(advice: Mapping[str, Any]) -> str:
@@ -157,16 +147,16 @@ def text(advice: Mapping[str, Any]) -> str:
     ]
     front = pd.DataFrame(rows).set_index("front").rename_axis(None).to_string()
     nodes, groups = advice["nodes"], advice["groups"]
-    words = {
-        "model": advice["model"] or "unknown model",
-        "steps": steps_in_words(advice["steps"], advice["decode_steps"]),
-        "top_k": "" if advice["top_k"] is None else f", top-{advice['top_k']}",
-        "placed": "" if nodes == 1 else f", on {nodes} nodes with {groups} groups of experts",
-    }
-    lines = [_ABOUT.format_map({**advice, **words})]
-    if advice["assumed_steps"] is not None:
-        lines.append(f"steps: {advice['assumed_steps']}")
-    lines += ["", advice["sentence"], "", "The front:", front]
+    placed = "" if nodes == 1 else f", on {nodes} nodes with {groups} groups of experts"
+    lines = [
+        f"{advice['ranks']} ranks, {advice['experts_per_rank']} slots for experts on each{placed}. "
+        f"Asked: {advice['budget']}.",
+        "",
+        advice["sentence"],
+        "",
+        "The front:",
+        front,
+    ]
     if tasks := advice["tasks"]:
         lines.append(f"Accuracy is the mean over {', '.join(tasks)}.")
     lines += ["", "Not known:", *(f"- {line}" for line in advice["unknown"])]

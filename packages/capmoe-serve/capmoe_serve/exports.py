@@ -80,7 +80,7 @@ def placement_files(
             f'"$(cat {VLLM})"  # copies alone: vLLM takes no map from a file',
         ),
     }
-    if placement.held_LRE.sum() == placement.expert_LRN.size:  # no device holds an expert twice
+    if np.diff(np.sort(placement.expert_LRN, axis=2), axis=2).all():  # no device has one twice
         ascend = [
             {
                 "layer_id": layer,

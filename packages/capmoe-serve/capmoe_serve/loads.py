@@ -44,15 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--json", type=PATH, help="also write the summary of every layer to a file")
     add_trace_options(parser)
-    parser.add_argument(
-        "--ranks", type=EXPERTS, help="expert-parallel ranks (default: the trace's)"
-    )
     options = parser.parse_args(arguments)
     sys.exit(run_command(lambda: _command(options)))
 
 
 def add_trace_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the options of the commands that read a trace."""
+    parser.add_argument(
+        "--ranks", type=EXPERTS, help="expert-parallel ranks (default: the trace's)"
+    )
     parser.add_argument("--gammas", type=POSITIVE, nargs="+", help="capacity factors γ to try")
     parser.add_argument("--experts", type=EXPERTS, help="experts of a layer, which responses lack")
     parser.add_argument(
@@ -74,22 +74,15 @@ def _command(options: argparse.Namespace) -> int:
         check_file("json", options.json)
     gammas = sorted(options.gammas or GAMMAS)
     trace = read_trace(options.source, options.experts, options.top_k)
-    trace, assumed = in_known_steps(trace, options.step_tokens, options.only)
+    trace = in_known_steps(trace, options.step_tokens, options.only)
     ranks = options.ranks or trace.ranks
     layers, capacities = summarise(trace, gammas, ranks=ranks)
-    print(text(trace, layers, capacities, ranks, assumed))
+    print(text(trace, layers, capacities, ranks))
     if options.json is not None:
         loads = (trace.load(layer).sum(axis=0).tolist() for layer in range(trace.n_layers))
         content = {
-            "source": trace.source,
-            "model": trace.model,
-            "n_experts": trace.n_experts,
-            "top_k": trace.top_k,
+            **facts(trace),
             "ranks": ranks,
-            "tokens": trace.n_tokens,
-            "steps": trace.n_steps,
-            "decode_steps": trace.decode_steps,
-            "assumed_steps": assumed,
             "layers": json_rows(layers.reset_index()),
             "capacities": json_rows(capacities.reset_index()),
             "load": dict(zip(trace.layers, loads, strict=True)),
@@ -108,19 +101,34 @@ def json_rows(frame: pd.DataFrame) -> list[dict[str, object]]:
     return rows
 
 
-def text(
-    trace: Trace,
-    layers: pd.DataFrame,
-    capacities: pd.DataFrame,
-    ranks: int | None,
-    assumed: str | None,
-) -> str:
-    """Return a summary as lines of text; ``assumed`` says which steps its tokens were put into."""
-    from capmoe_serve.summary import ALL
+def facts(trace: Trace) -> dict[str, object]:
+    """Return what a trace is of, JSON-ready."""
+    return {
+        "source": trace.source,
+        "model": trace.model,
+        "n_experts": trace.n_experts,
+        "top_k": trace.top_k,
+        "tokens": trace.n_tokens,
+        "steps": trace.n_steps,
+        "decode_steps": trace.decode_steps,
+    }
 
+
+def headline(trace: Trace) -> str:
+    """Return what a trace is of, in a line."""
     tokens = "" if trace.n_tokens is None else f"{trace.n_tokens:,} tokens, "
     top_k = "" if trace.top_k is None else f", top-{trace.top_k}"
     steps = steps_in_words(trace.n_steps, trace.decode_steps)
+    return (
+        f"{trace.model or 'unknown model'} ({trace.source}): {tokens}{steps}, "
+        f"{trace.n_layers} MoE layers, {trace.n_experts} experts{top_k}"
+    )
+
+
+def text(trace: Trace, layers: pd.DataFrame, capacities: pd.DataFrame, ranks: int | None) -> str:
+    """Return a summary as lines of text."""
+    from capmoe_serve.summary import ALL
+
     capacities = capacities.loc[[ALL]].droplevel("layer")
     shares = [column for column in map(str, capacities) if column != "straggler"]
     capacities[shares] *= 100
@@ -130,9 +138,7 @@ def text(
         for frame in (layers.drop(columns="pairs"), capacities)
     ]
     lines = [
-        f"{trace.model or 'unknown model'} ({trace.source}): {tokens}{steps}, "
-        f"{trace.n_layers} MoE layers, {trace.n_experts} experts{top_k}",
-        *([f"steps: {assumed}"] if assumed else []),
+        headline(trace),
         "",
         f"load of the fullest expert{f', and of {ranks} ranks,' if ranks else ''} over the mean, "
         "in a step",

@@ -58,13 +58,6 @@ class SlotPlan:
         """The expert in every slot, rank after rank."""
         return self.expert_LRN.reshape(len(self.expert_LRN), -1)
 
-    @property
-    def held_LRE(self) -> NDArray[np.bool_]:
-        """True where a rank holds an expert."""
-        held = np.zeros((*self.expert_LRN.shape[:2], self.n_experts), dtype=bool)
-        np.put_along_axis(held, self.expert_LRN, True, axis=2)
-        return held
-
     def split(self, load_SE: Counts, layer: int) -> Counts:
         """Return the pairs that each slot of a layer computes [S, P].
 

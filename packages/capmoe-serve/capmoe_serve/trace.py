@@ -258,10 +258,8 @@ class Trace:
         return dataclasses.replace(self, step_T=step_T, decode_S=kinds)
 
 
-def in_known_steps(
-    trace: Trace, tokens: int | None = None, only: Kind | None = None
-) -> tuple[Trace, str | None]:
-    """Return a trace that has steps, and in words how tokens were put into them if they were.
+def in_known_steps(trace: Trace, tokens: int | None = None, only: Kind | None = None) -> Trace:
+    """Return a trace that has steps; its source says so where its tokens were put into them.
 
     They are if a number of tokens is given, and else, into :data:`STEP_TOKENS`, if the trace has no
     steps. ``only`` takes the steps of one kind.
@@ -273,10 +271,10 @@ def in_known_steps(
     if only is not None:
         trace = trace.only(only)
     if tokens is None and (trace.expert_TLK is None or trace.step_T is not None):
-        return trace, None
+        return trace
     size = tokens or STEP_TOKENS
-    words = f"assumed, {size} tokens in the order of the file (--step-tokens)"
-    return trace.in_steps(size), words
+    remark = f"; assumed steps of {size} tokens in the order of the file (--step-tokens)"
+    return dataclasses.replace(trace.in_steps(size), source=trace.source + remark)
 
 
 def steps_in_words(steps: int, decode_steps: int | None) -> str:

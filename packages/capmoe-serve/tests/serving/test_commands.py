@@ -38,7 +38,7 @@ def test_every_layer_is_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert status("loads", EXAMPLE, "--json", file) == 0
     trace, content = load_trace(EXAMPLE), json.loads(file.read_text())
     _, capacities = summarise(trace)
-    assert (content["assumed_steps"], content["decode_steps"]) == (None, 0)
+    assert (content["source"], content["decode_steps"]) == (trace.source, 0)
     assert (content["steps"], content["ranks"]) == (trace.n_steps, None)
     assert [layer["layer"] for layer in content["layers"]] == [*trace.layers, ALL]
     assert content["load"][trace.layers[2]] == trace.load(2).sum(axis=0).tolist()

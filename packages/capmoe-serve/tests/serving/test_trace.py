@@ -140,8 +140,8 @@ def test_steps_of_one_kind() -> None:
         np.testing.assert_array_equal(only.loads(), trace.loads()[step : step + 1])
         assert only.decode_steps == step
         assert len(only.score_TLK) == only.n_tokens
-        again, assumed = in_known_steps(trace, 1, kind)  # type: ignore[arg-type]
-        assert assumed
+        again = in_known_steps(trace, 1, kind)  # type: ignore[arg-type]
+        assert again.source.startswith("a test; assumed steps of 1 tokens")
         assert (again.n_steps, again.decode_steps) == (only.n_tokens, step * 1)
     assert COUNTED.only("decode").n_steps == 2
     assert COUNTED.only("prompts").n_steps == 1
