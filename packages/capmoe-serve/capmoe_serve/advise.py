@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -15,7 +16,7 @@ from capmoe_eval.experiment.arguments import EXPERTS, PATH, POINTS, POSITIVE, Pa
 from capmoe_eval.experiment.files import check_writable, write_text
 
 from capmoe_serve.loads import add_trace_options, headline
-from capmoe_serve.readers.formats import EXAMPLE, read_trace
+from capmoe_serve.readers.formats import read_trace
 from capmoe_serve.trace import in_known_steps
 
 JSON: Final = "advice.json"
@@ -28,11 +29,6 @@ def main(arguments: Sequence[str]) -> None:
         description="Compare dropping with lossless load balancing on the routing of a server, and "
         "recommend a setting, or none. Writes JSON, and the files that servers take. An example: "
         " capmoe-eval advise example --ranks 8 --at-least-speedup 1.2",
-    )
-    parser.add_argument(
-        "source",
-        type=PATH,
-        help=f"a trace, as capmoe-eval loads takes it; or {EXAMPLE}, the trace in this package",
     )
     asked = parser.add_argument_group("budget, at least one of")
     asked.add_argument("--at-most-points", type=POINTS, help="points of accuracy that may be lost")
@@ -69,45 +65,37 @@ def main(arguments: Sequence[str]) -> None:
         default=Path("advice"),
         help="directory of what is written (default: advice)",
     )
-    options = vars(parser.parse_args(arguments))
-    sys.exit(run_command(lambda: _command(**options)))
+    options = parser.parse_args(arguments)
+    sys.exit(run_command(lambda: _command(options)))
 
 
-def _command(
-    *,
-    source: Path,
-    gammas: list[float] | None,
-    experts: int | None,
-    top_k: int | None,
-    step_tokens: int | None,
-    only: Any,
-    ranks: int | None,
-    results: Path | None,
-    model: str | None,
-    out: Path,
-    **asked: Any,
-) -> int:
+def _command(options: argparse.Namespace) -> int:
     """Print the advice and write its files."""
     from capmoe_serve.advice import advise, model_records
     from capmoe_serve.exports import SERVER_FILES
     from capmoe_serve.summary import GAMMAS
 
+    out, results = options.out, options.results
     check_writable("--out", out)
-    trace = read_trace(source, experts, top_k)
-    if (ranks := ranks or trace.ranks) is None:
+    trace = read_trace(options.source, options.experts, options.top_k)
+    if (ranks := options.ranks or trace.ranks) is None:
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
-    if model is not None:
-        trace = dataclasses.replace(trace, model=model)
-    trace = in_known_steps(trace, step_tokens, only)
+    if options.model is not None:
+        trace = dataclasses.replace(trace, model=options.model)
+    trace = in_known_steps(trace, options.step_tokens, options.only)
     if results is not None and trace.model is None:
         raise UsageError("model: the trace names none; give its name in the records by --model")
     advice, files = advise(
         trace,
-        sorted(gammas or GAMMAS),
+        sorted(options.gammas or GAMMAS),
         ranks=ranks,
+        experts_per_rank=options.experts_per_rank,
+        groups=options.groups,
+        nodes=options.nodes,
+        at_most_points=options.at_most_points,
+        at_least_speedup=options.at_least_speedup,
         records=model_records(results, trace.model) if results and trace.model else (),
         results=str(results or "results/mine"),
-        **asked,
     )
     texts = {JSON: json.dumps(advice, indent=1, ensure_ascii=False) + "\n", **files}
     with writing("--out", out):

@@ -13,7 +13,7 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import EXPERTS, PATH, POSITIVE, TOKENS, Parser
 from capmoe_eval.experiment.files import check_file, write_text
 
-from capmoe_serve.readers.formats import read_trace
+from capmoe_serve.readers.formats import EXAMPLE, read_trace
 from capmoe_serve.trace import KINDS, STEP_TOKENS, Trace, in_known_steps, steps_in_words
 
 if TYPE_CHECKING:
@@ -35,13 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Summarise the expert loads of a trace: peaks, stragglers, and what each γ "
         "would drop. An example: capmoe-eval loads example --ranks 8 --gammas 1 1.5 2",
     )
-    parser.add_argument(
-        "source",
-        type=PATH,
-        help="a trace: of this suite (.npz), responses of vLLM or SGLang (.jsonl, or a list in "
-        ".json), a recording of SGLang (.pt, .csv, or a directory of its ranks' files), its counts "
-        "(.json); or example, the trace in this package",
-    )
     parser.add_argument("--json", type=PATH, help="also write the summary of every layer to a file")
     add_trace_options(parser)
     options = parser.parse_args(arguments)
@@ -50,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def add_trace_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the options of the commands that read a trace."""
+    parser.add_argument(
+        "source",
+        type=PATH,
+        help="a trace: of this suite (.npz), responses of vLLM or SGLang (.jsonl, or a list in "
+        ".json), a recording of SGLang (.pt, .csv, or a directory of its ranks' files), its counts "
+        f"(.json); or {EXAMPLE}, the trace in this package",
+    )
     parser.add_argument(
         "--ranks", type=EXPERTS, help="expert-parallel ranks (default: the trace's)"
     )

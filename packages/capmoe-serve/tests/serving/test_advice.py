@@ -218,11 +218,7 @@ def written(root: Path) -> None:
         create_method("score", 1.0, ep_size=4, granularity="device", placement="eplb"): 29,
     }
     for method, right in rights.items():
-        load = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
-        correct = [1] * right + [0] * (40 - right)
-        layers = [records.layer([16, 8, 4, 4, 0, 0, 0, 0])]
-        cell = records.cell(method, model="made", task="piqa")
-        records.record(cell, root, correct, load=load, layers=layers).write()
+        write_record(root, method, right, 40)
 
 
 @given(st.integers(0, 10), st.integers(0, 10), st.sampled_from((100, 300)))
@@ -246,6 +242,15 @@ def test_an_interval_is_bonett_and_prices_and_wider_with_each_changed_document(
     assert (low, high) == pytest.approx(published, abs=0.5 * 100 / documents)
 
 
+def write_record(root: Path, method: Any, right: int, documents: int, task: str = "piqa") -> None:
+    """Write a record of the model ``made``, of whose documents so many are right."""
+    load = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
+    cell = records.cell(method, model="made", task=task)
+    correct = [1] * right + [0] * (documents - right)
+    layers = [records.layer([16, 8, 4, 4, 0, 0, 0, 0])]
+    records.record(cell, root, correct, load=load, layers=layers).write()
+
+
 def evaluated(root: Path, rights: dict[tuple[float | None, str], int]) -> pd.DataFrame:
     """Return settings with the changes of records: of 300 documents so many right, by γ and task.
 
@@ -253,10 +258,7 @@ def evaluated(root: Path, rights: dict[tuple[float | None, str], int]) -> pd.Dat
     """
     for (gamma, task), right in rights.items():
         name = "baseline" if gamma is None else "score"
-        cell = records.cell(create_method(name, gamma, ep_size=4), model="made", task=task)
-        layers = [records.layer([16, 8, 4, 4, 0, 0, 0, 0])]
-        correct = [1] * right + [0] * (300 - right)
-        records.record(cell, root, correct, load={"drop_rate": 0.25}, layers=layers).write()
+        write_record(root, create_method(name, gamma, ep_size=4), right, 300, task)
     menu = trace_settings(skewed(), (0.5, 1.0, 2.0), 4, 3).set_index("title", drop=False)
     titles = [f"score γ={gamma:g} per expert" for gamma in (0.5, 1.0, 2.0)]
     return with_changes(menu.loc[["contiguous placement", *titles]], model_records(root, "made"), 4)

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from capmoe_eval.__main__ import main
 from tests.records import planned
 
-from capmoe_serve.exports import TENSORRT_LLM, VLLM
 from capmoe_serve.summary import ALL, GAMMAS, summarise
 from capmoe_serve.trace import Trace, load_trace, save_trace
 from serving.test_readers import completion, generated, lines, recording
@@ -182,8 +180,6 @@ def test_files_of_an_earlier_advice_go(place: Path, capsys: pytest.CaptureFixtur
     out = place / "advice"
     advice = json.loads((out / "advice.json").read_text())
     assert {path.name for path in out.iterdir()} == {"advice.json", *advice["files"]}
-    balanced = yaml.safe_load((out / TENSORRT_LLM).read_text())["num_slots"]
-    assert json.loads((out / VLLM).read_text()) == {"num_redundant_experts": balanced - 64}
     assert f"place experts as {advice['placement']}." in capsys.readouterr().out
     assert run(command.replace("1.5", "1.0")) == 0  # nothing need change
     assert [path.name for path in out.iterdir()] == ["advice.json"]

@@ -54,8 +54,15 @@ def full() -> Trace:
         ({"expert_TLK": IDS, "load_SLE": LOADS}, "expert_TLK, load_SLE"),
         ({"expert_TLK": IDS, "n_experts": 3}, "expert_TLK=3: experts are numbered from 0 to 2"),
         (
-            {"expert_TLK": IDS, "n_experts": 0},
-            "n_experts=0: must be a whole number from 1 to",
+            {"expert_TLK": IDS, "n_experts": 10**10},
+            "n_experts=10000000000: must be a whole number from 1 to 4096",
+        ),
+        ({"expert_TLK": IDS, "source": None}, "source=null: must be text"),
+        ({"expert_TLK": IDS, "model": "\x1b[31m"}, r"model=\\x1b\[31m: must be text in one line"),
+        ({"load_SLE": LOADS << 61}, "load_SLE: .* pairs in all; counts may sum to"),
+        (
+            {"expert_TLK": IDS, "score_TLK": np.full(IDS.shape, 1e308)},
+            r"score_TLK=1e\+308: a gate score",
         ),
         ({"expert_TLK": IDS.astype(int)}, r"expert_TLK: int64 \[3, 2, 2\]; must be unsigned"),
         ({"expert_TLK": IDS[0]}, r"expert_TLK: uint8 \[2, 2\]"),
