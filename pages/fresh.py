@@ -12,7 +12,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any, Final
 
-from capmoe_report.effects import Effect
+from capmoe_report.effects import Effect, pooled
 from capmoe_report.verdicts import Outcome
 
 from pages import change, paragraph, table
@@ -20,11 +20,9 @@ from pages.effects import replication, verdicts_in
 from pages.names import FAMILIES, card, evidence_in, exploratory
 from pages.protocol import (
     NUMBERS,
-    effect_of_pairs,
     in_words,
     judged,
     numbers_of,
-    pairs_of,
     planned,
     protocol,
 )
@@ -33,9 +31,10 @@ _RESULTS: Final[str] = protocol()["runs"]["fresh"]["results"]
 
 
 def effect_of(row: Mapping[str, Any]) -> Effect:
-    """Return the effect of a primary contrast on the fresh models."""
+    """Return the effect of a primary contrast on the fresh models, by the rule ``worth``."""
     evidence = evidence_in("fresh", f"{_RESULTS}_documents" if "documents" in row else _RESULTS)
-    return effect_of_pairs(pairs_of(evidence, row["contrast"].first, row["contrast"].second))
+    pairs, *_ = evidence.pairs(row["contrast"].first, row["contrast"].second)
+    return pooled(pairs, "answer")
 
 
 @cache
@@ -45,7 +44,7 @@ def _judged() -> list[dict[str, Any]]:
 
 def _before(row: Mapping[str, Any]) -> Effect:
     """Return the effect of a primary contrast on the exploratory models."""
-    return exploratory().effect(row["contrast"].first, row["contrast"].second)
+    return row["contrast"].effect(exploratory())
 
 
 def verdicts() -> str:
@@ -74,7 +73,9 @@ def summary() -> str:
 
 def _holds_over_families(row: Mapping[str, Any]) -> bool:
     """Return whether families, too, decide a contrast: secondary, so it is not corrected."""
-    return bool(row["effect"].p(row["depth"], wide=True) < protocol()["level"])
+    effect = row["effect"]
+    depth = row["contrast"].expect.depth(effect.points or 0.0)
+    return bool(effect.p(depth, wide=True) < protocol()["level"])
 
 
 def readings() -> str:

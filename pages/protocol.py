@@ -7,7 +7,6 @@ language model is assumed to have the mean variance of an exploratory model, tas
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,15 +14,13 @@ from functools import cache
 from statistics import NormalDist, fmean
 from typing import Any, Final
 
-from capmoe_report.contrasts import Contrast
-from capmoe_report.effects import Effect, pair_cells, pooled
-from capmoe_report.evidence import Evidence, Side
+from capmoe_report.contrasts import Contrast, judge_contrasts
+from capmoe_report.effects import Effect, pooled
+from capmoe_report.evidence import Side
 
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.files import read_yaml
 from capmoe_eval.experiment.names import split_seed
-from capmoe_eval.paper.pairing import Paired, shares
-from capmoe_eval.paper.statistics import holm
 from pages import ROOT, paragraph, table
 from pages.names import exploratory
 
@@ -42,8 +39,10 @@ def protocol() -> Mapping[str, Any]:
 def primary(run: str) -> Iterator[dict[str, Any]]:
     """Yield the primary contrasts of a run: the rows of the YAML, each with its ``contrast``."""
     for row in protocol()["primary"][run]:
-        asked = Contrast.model_validate({key: row[key] for key in ("a", "b", "expect")})
-        yield {**row, "contrast": asked}
+        asked = {key: row[key] for key in ("a", "b", "expect")}
+        if row["endpoint"] == BITS:  # fewer are better
+            asked["expect"] = "less"
+        yield {**row, "contrast": Contrast.model_validate(asked)}
 
 
 def in_words(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -52,13 +51,6 @@ def in_words(row: Mapping[str, Any]) -> tuple[str, str, str]:
     expected = str(row["contrast"].expect).replace("-", "−")
     expected = expected if row["endpoint"] == "accuracy" else "fewer bits"
     return f"({row['claim']}){secondary}", str(row["contrast"]), expected
-
-
-def effect_of_pairs(pairs: Mapping[str, Mapping[str, Paired]]) -> Effect:
-    """Return the pooled effect of paired scores by model and task, by the rule ``worth``."""
-    weights = shares(pairs).items()
-    worth = [100 * share / len(pairs[model][task].first) for (model, task), share in weights]
-    return dataclasses.replace(pooled(pairs), worth=max(worth, default=0.0))
 
 
 def numbers_of(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> tuple[str, ...]:
@@ -73,33 +65,16 @@ def numbers_of(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> t
 def judged(run: str, effect_of: Callable[[Mapping[str, Any]], Effect]) -> list[dict[str, Any]]:
     """Return the primary contrasts of a run, each with its ``effect``, ``p`` and ``verdict``.
 
-    Holm corrects over all primary contrasts but the secondary ones, those without records included
-    (p = 1).
+    All are corrected together but the secondary ones, each of which stands alone.
     """
-    rows = []
-    for row in primary(run):
-        effect = effect_of(row)
-        points = effect.points or 0.0
-        # Fewer bits are better: `greater` is asked of the negative difference.
-        depth = row["contrast"].expect.depth(-points if row["endpoint"] == BITS else points)
-        p = effect.p(depth) if effect.documents else 1.0
-        rows.append({**row, "effect": effect, "depth": depth, "p": p})
-    corrected = [row for row in rows if "secondary" not in row]
-    for row, p in zip(corrected, holm([row["p"] for row in corrected]), strict=True):
-        row["p"] = p
-    for row in rows:
-        verdict = "confirmed" if row["depth"] > 0 else "contradicted"
-        verdict = verdict if row["p"] < protocol()["level"] else "not shown"
-        row["verdict"] = verdict if row["effect"].documents else "not run"
+    rows = [{**row, "effect": effect_of(row)} for row in primary(run)]
+    together = [row for row in rows if "secondary" not in row]
+    for family in (together, *([row] for row in rows if "secondary" in row)):
+        contrasts, effects = ([row[name] for row in family] for name in ("contrast", "effect"))
+        findings = judge_contrasts(contrasts, effects, planned=len(family))
+        for row, finding in zip(family, findings, strict=True):
+            row |= {"p": finding.p, "verdict": finding.verdict}
     return rows
-
-
-def pairs_of(evidence: Evidence, first: Side, second: Side) -> dict[str, dict[str, Paired]]:
-    """Return the paired scores of two sides by model and task, as :meth:`Evidence.effect` does."""
-    models = sorted(evidence.pooled.difference(evidence.left_out(first, second)))
-    sides = [evidence.pick(side, *models) for side in (first, second)]
-    idle = {} if first.task else evidence.idle
-    return pair_cells(evidence.results, sides[0], sides[1], idle)[0]
 
 
 def planned(run: str, row: Mapping[str, Any]) -> NormalDist:
@@ -111,7 +86,7 @@ def planned(run: str, row: Mapping[str, Any]) -> NormalDist:
     first, second = row["contrast"].first, row["contrast"].second
     if second.knobs.get("count_padding"):  # with the exploratory γ; that of equal C has no records
         second = second.at(first.gamma)
-    pairs = pairs_of(exploratory(), first, second)
+    pairs, *_ = exploratory().pairs(first, second)
     if run == "real":
         variances = [p.units.var() for tasks in pairs.values() for p in tasks.values()]
         sizes = [protocol()["tasks"][task]["documents"] for task in protocol()["sets"]["small"]]
@@ -122,7 +97,7 @@ def planned(run: str, row: Mapping[str, Any]) -> NormalDist:
         if "documents" in row:
             shared = set.intersection(*map(set, pairs.values()))
             pairs = {m: {task: tasks[task] for task in shared} for m, tasks in pairs.items()}
-        effect = effect_of_pairs(pairs)
+        effect = pooled(pairs, "answer")
         scale = effect.documents / sum(row["documents"].values()) if "documents" in row else 1.0
         error, worth = effect.error * math.sqrt(scale), effect.worth * scale
     corrected = sum("secondary" not in each for each in protocol()["primary"][run])

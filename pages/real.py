@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pandas as pd
 from capmoe_report.contrasts import printed_gap
-from capmoe_report.effects import Effect, pair_cells
+from capmoe_report.effects import Effect, contrast
 from capmoe_report.evidence import Side
 
 from capmoe_eval.experiment.composition import load_option
@@ -24,7 +24,6 @@ from pages import DOCS, ROOT, change, paragraph, signed, span, table
 from pages.protocol import (
     BITS,
     NUMBERS,
-    effect_of_pairs,
     in_words,
     judged,
     numbers_of,
@@ -89,9 +88,8 @@ def cells_of(side: Side, *tasks: str) -> pd.DataFrame:
 
 
 def effect_of(first: Side, second: Side, *tasks: str) -> Effect:
-    """Return the effect on the tasks that both sides have, by the protocol's rule ``worth``."""
-    sides = (cells_of(side, *tasks) for side in (first, second))
-    return effect_of_pairs(pair_cells(results(), *sides)[0])
+    """Return the effect on the tasks that both sides have."""
+    return contrast(results(), *(cells_of(side, *tasks) for side in (first, second)))
 
 
 def verdicts() -> str:

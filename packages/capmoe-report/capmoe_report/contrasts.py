@@ -31,6 +31,10 @@ class Contrast(BaseModel):
     expect: Annotated[Expectation, BeforeValidator(Expectation.of)]  # where the effect must lie
     model: str = ""  # a part of the names of the models that it is asked of; all where it is empty
 
+    def effect(self, evidence: Evidence) -> Effect:
+        """Return the first side minus the second, by some evidence."""
+        return evidence.effect(self.first, self.second, self.model)
+
     def __str__(self) -> str:
         """Return both sides, the batches where they are not lm-eval's, and the model if named."""
         batches = ", mixed batches" if self.first.batches == "mixed" else ""
@@ -49,29 +53,32 @@ def read_contrasts(raw: Sequence[str | Mapping[str, Any]]) -> tuple[Contrast, ..
     return TypeAdapter(tuple[Contrast, ...]).validate_python([*itertools.chain(*lists)])
 
 
-def judge_contrasts(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
-    """Return a finding for each contrast of a claim.
+def judge_contrasts(
+    contrasts: Sequence[Contrast], effects: Sequence[Effect], *, planned: int = 0
+) -> list[Finding]:
+    """Return a finding for each contrast of a claim, by its effect.
 
     The test of the bound that is nearest to the effect decides a contrast. Its p must be below
-    :data:`LEVEL` after correction for the number of contrasts (Holm 1979). The test is over
+    :data:`LEVEL` after correction for the number of contrasts (Holm 1979): of those with records,
+    or of all that were ``planned``, with p = 1 where there is no record. The test is over
     documents, and for a verdict on more than these models also over families.
     """
-    effects = [evidence.effect(c.first, c.second, c.model) for c in contrasts]
     depths = {
         place: contrast.expect.depth(effect.points)
         for place, (contrast, effect) in enumerate(zip(contrasts, effects, strict=True))
         if effect.points is not None
     }
+    absent = [1.0] * (planned - len(depths))
     ps = [
-        holm([effects[place].p(depth, wide=wide) for place, depth in depths.items()])
+        holm([effects[place].p(depth, wide=wide) for place, depth in depths.items()] + absent)
         for wide in (False, True)
     ]
-    corrected = dict(zip(depths, zip(*ps, strict=True), strict=True))
+    corrected = dict(zip(depths, zip(*ps, strict=True), strict=False))
     findings = []
     for place, (contrast, effect) in enumerate(zip(contrasts, effects, strict=True)):
         numbers: dict[str, Any] = {}
         verdict = Outcome.ABSENT
-        if place in depths:
+        if effect.points is not None:
             (p, p_families), (low, high) = corrected[place], effect.interval()
             verdict = Outcome.HOLDS if depths[place] > 0 else Outcome.FAILS
             verdict = verdict if p < LEVEL else Outcome.UNDECIDED
@@ -87,7 +94,7 @@ def judge_contrasts(contrasts: Sequence[Contrast], evidence: Evidence) -> list[F
             label=str(contrast),
             verdict=verdict,
             unit="points",
-            note=evidence.remark(contrast.first, contrast.second),
+            note=effect.note,
             bounds=(contrast.expect.low, contrast.expect.high),
             **numbers,
         )
@@ -128,7 +135,7 @@ def grouping(evidence: Evidence) -> Iterator[Grouping]:
         rows[label] = [
             Contrast.model_validate({"a": a, "b": b, "expect": "greater"}) for a, b in sides
         ]
-    effects = [evidence.effect(c.first, c.second) for of_row in rows.values() for c in of_row]
+    effects = [contrast.effect(evidence) for of_row in rows.values() for contrast in of_row]
     of_models = [set(tasks) for effect in effects for tasks in effect.tasks.values()]
     shared = {each.task for each in ALL_TASKS if all(each.task in tasks for tasks in of_models)}
     if not shared:
@@ -140,7 +147,7 @@ def grouping(evidence: Evidence) -> Iterator[Grouping]:
     )
     yield Grouping(label=f"Table 1, OLMoE: {', '.join(columns)}", gaps=in_print)
     for label, of_row in rows.items():
-        findings = tuple(judge_contrasts([contrast], evidence)[0] for contrast in of_row)
+        findings = tuple(judge_contrasts([c], [c.effect(evidence)])[0] for c in of_row)
         measured = [finding.effect for finding in findings if finding.effect is not None]
         if len(measured) == len(GAPS):
             away = fmean(abs(ours - theirs) for ours, theirs in zip(measured, gaps, strict=True))

@@ -13,13 +13,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from capmoe_eval.experiment.names import family
 from capmoe_eval.paper.pairing import (
     Paired,
     RunScores,
-    TaskDocuments,
     answered_by_cells,
     pair,
     pool,
@@ -37,7 +36,7 @@ class Effect:
 
     points: float | None  # None where no model has a task on both sides
     error: float  # the standard error over documents
-    worth: float  # the effect of one document, the heaviest, if every model answers it otherwise
+    worth: float  # the effect of the heaviest document, or answer, if it is answered otherwise
     documents: int  # the number of documents, or of images
     models: Mapping[str, float]  # the effect on each, tasks counting equally
     tasks: Mapping[str, tuple[str, ...]]  # what was compared, by model
@@ -45,6 +44,7 @@ class Effect:
     # Why a task's sides do not pair, by model and task.
     unpaired: Mapping[tuple[str, str], str] = field(default_factory=dict)
     records: tuple[str, ...] = ()  # paths of the records that were compared
+    note: str = ""  # what a reader must know of the models
 
     def interval(self, *, wide: bool = False) -> tuple[float, float]:
         """Return the 95 % interval over documents, or over families and documents."""
@@ -138,26 +138,30 @@ def _without(
     return {key: runs for key, runs in answers.items() if key[1] not in tasks.get(key[0], ())}
 
 
-def pooled(models: Mapping[str, Mapping[str, Paired]]) -> Effect:
+def pooled(
+    models: Mapping[str, Mapping[str, Paired]], worth: Literal["document", "answer"] = "document"
+) -> Effect:
     """Return the effect that :func:`shares` defines, with its errors.
 
     The variance over documents is the sum of those of the tasks' means. The variance over families
-    is that of the mean of their effects.
+    is that of the mean of their effects. The worth of a document is of every model's answer to it,
+    that of an answer of one model's.
     """
     parts = [100 * units for units in pool(models).values()]
     effects = {
         model: 100 * fmean(float(paired.differences.mean()) for paired in tasks.values())
         for model, tasks in models.items()
     }
-    worth: dict[TaskDocuments, float] = defaultdict(float)
+    moved: dict[object, float] = defaultdict(float)
     for (model, task), share in shares(models).items():
         paired = models[model][task]
-        worth[task, paired.documents] += 100 * share / len(paired.first)
+        answered = (task, paired.documents) if worth == "document" else (model, task)
+        moved[answered] += 100 * share / len(paired.first)
     families = list(by_family(effects).values())
     return Effect(
         sum(float(units.mean()) for units in parts) if parts else None,
         math.sqrt(sum(float(units.var()) / len(units) for units in parts)),
-        max(worth.values(), default=0.0),
+        max(moved.values(), default=0.0),
         sum(map(len, parts)),
         effects,
         {model: tuple(tasks) for model, tasks in models.items()},

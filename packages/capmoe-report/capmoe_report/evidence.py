@@ -19,13 +19,14 @@ from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import ALL_TASKS
+from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.results.frames import MIX, Results, results_of, setting
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from capmoe_report.effects import Effect, contrast
+from capmoe_report.effects import Effect, pair_cells, pooled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,31 +226,43 @@ class Evidence:
         return {model: idle_tasks(self.losses, model) for model in self.models}
 
     def effect(self, first: Side, second: Side, model: str = "") -> Effect:
-        """Return the first side minus the second.
+        """Return the first side minus the second; arguments as :meth:`pairs`.
 
-        It is computed once, however many claims ask for it. ``model`` is a part of the names of the
-        models that are compared; without it they are those of :attr:`pooled`. A contrast of several
-        tasks leaves out those that hardly need experts (:attr:`idle`).
+        It is computed once, however many claims ask for it.
         """
         key = repr((first, second, model))
         if key not in self._effects:
-            left_out = self.left_out(first, second)
-            models = [
-                name
-                for name in sorted(self.models)
-                if (model in name if model else name in self.pooled or not self.pooled)
-                and name not in left_out
-            ]
-            sides = [self.pick(side, *models) for side in (first, second)]
-            effect = contrast(self.results, sides[0], sides[1], {} if first.task else self.idle)
-            paths = {
-                path
-                for side in sides
-                for name, task, path in side[["model", "task", "path"]].itertuples(index=False)
-                if (tasks := effect.tasks.get(name)) and task in (*tasks, MIX)
-            }
-            self._effects[key] = replace(effect, records=tuple(sorted(paths)))
+            pairs, unpaired, records = self.pairs(first, second, model)
+            about = {"unpaired": unpaired, "records": records, "note": self.remark(first, second)}
+            self._effects[key] = replace(pooled(pairs), **about)
         return self._effects[key]
+
+    def pairs(
+        self, first: Side, second: Side, model: str = ""
+    ) -> tuple[dict[str, dict[str, Paired]], dict[tuple[str, str], str], tuple[str, ...]]:
+        """Return the paired scores by model and task, why others do not pair, and their records.
+
+        ``model`` is a part of the names of the models that are compared; without it they are those
+        of :attr:`pooled`. A contrast of several tasks leaves out those that hardly need experts
+        (:attr:`idle`).
+        """
+        left_out = self.left_out(first, second)
+        models = [
+            name
+            for name in sorted(self.models)
+            if (model in name if model else name in self.pooled or not self.pooled)
+            and name not in left_out
+        ]
+        sides = [self.pick(side, *models) for side in (first, second)]
+        idle = {} if first.task else self.idle
+        pairs, unpaired = pair_cells(self.results, sides[0], sides[1], idle)
+        paths = {
+            path
+            for side in sides
+            for name, task, path in side[["model", "task", "path"]].itertuples(index=False)
+            if (tasks := pairs.get(name)) and task in (*tasks, MIX)
+        }
+        return pairs, unpaired, tuple(sorted(paths))
 
     def gammas(self, side: Side, *models: str) -> list[float]:
         """Return every γ at which models have records of a side, whatever γ the side names."""

@@ -201,15 +201,16 @@ def _measured(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding
     judged: dict[Contrast, Finding] = {}
     for claim in replication_claims():
         if set(contrasts) & set(claim.contrasts) - judged.keys():
-            of_claim = judge_contrasts(claim.contrasts, evidence)
+            effects = [contrast.effect(evidence) for contrast in claim.contrasts]
+            of_claim = judge_contrasts(claim.contrasts, effects)
             judged = dict(zip(claim.contrasts, of_claim, strict=True)) | judged
     rest = [contrast for contrast in contrasts if contrast not in judged]
-    judged |= zip(rest, judge_contrasts(rest, evidence), strict=True)
+    of_rest = judge_contrasts(rest, [contrast.effect(evidence) for contrast in rest])
+    judged |= zip(rest, of_rest, strict=True)
     findings, texts = [judged[contrast] for contrast in contrasts], []
     if missing := [finding.label for finding in findings if not finding.documents]:
         texts.append(f"No records of: {'; '.join(missing)}.")
-    effects = [evidence.effect(c.first, c.second, c.model) for c in contrasts]
-    unpaired = [effect.unpaired.items() for effect in effects]
+    unpaired = [contrast.effect(evidence).unpaired.items() for contrast in contrasts]
     if reasons := dict.fromkeys(f"{m} {t} ({why})" for of in unpaired for (m, t), why in of):
         texts.append(f"Not paired and left out: {'; '.join(reasons)}.")
     return [Finding(verdict=weigh(findings), text=" ".join(texts)), *findings]
@@ -218,8 +219,7 @@ def _measured(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding
 def check_pairs(claims: Sequence[Claim], evidence: Evidence) -> None:
     """Refuse records that do not pair, by a UsageError: a verdict on a part of them is none."""
     for contrast in (contrast for claim in claims for contrast in claim.contrasts):
-        effect = evidence.effect(contrast.first, contrast.second, contrast.model)
-        for (model, task), reason in effect.unpaired.items():
+        for (model, task), reason in contrast.effect(evidence).unpaired.items():
             raise not_paired(model, task, reason)
 
 

@@ -84,6 +84,7 @@ def test_the_error_over_documents_is_that_of_their_means() -> None:
     effect = pooled(models)
     assert effect.error == pytest.approx(expected)
     assert effect.worth == pytest.approx(100 * 0.75 / 40)
+    assert pooled(models, "answer").worth == pytest.approx(100 * 0.5 / 40)
     assert effect.documents == 65
 
 
