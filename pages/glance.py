@@ -16,7 +16,7 @@ from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import shown
 from pages import DOCS, change, paragraph, span, table
 from pages.effects import anchor, leads, lines_of, replication, tasks_of
-from pages.names import FAMILIES, evidence
+from pages.names import FAMILIES, exploratory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ _STOCK: Final = Side(method="baseline")
 @cache
 def effect_of(method: str, gamma: float) -> Effect:
     """Return the points of accuracy that a method changes, against no capacity."""
-    return evidence().effect(Side(method=method, gamma=gamma), _STOCK)
+    return exploratory().effect(Side(method=method, gamma=gamma), _STOCK)
 
 
 @cache
@@ -46,11 +46,11 @@ def stragglers(method: str, gamma: float, *, before: bool = False) -> Mapping[st
 
     Before the drops it is that of the router's choice: the stock model has no ranks.
     """
-    layers = evidence().results.layers
+    layers = exploratory().results.layers
     peaks = layers.groupby("cell")[f"peak.device_{'before' if before else 'after'}.mean"].mean()
     of_models = {}
     for model, tasks in effect_of(method, gamma).tasks.items():
-        cells = evidence().pick(Side(method=method, gamma=gamma), model)
+        cells = exploratory().pick(Side(method=method, gamma=gamma), model)
         of_models[model] = float(peaks[cells["cell"][cells["task"].isin(tasks)]].mean())
     return by_family(of_models)
 
@@ -88,7 +88,7 @@ def picture() -> Figure:
 def sources() -> list[dict[str, Any]]:
     """Return the records behind the picture and the numbers beside it, a line each."""
     sides = [Side(method=method, gamma=gamma) for gamma in _GAMMAS for method in _TITLES]
-    effects = {f"{side} − {_STOCK}": evidence().effect(side, _STOCK) for side in sides}
+    effects = {f"{side} − {_STOCK}": exploratory().effect(side, _STOCK) for side in sides}
     return [
         record_row("at a glance", label, effect.points or 0.0, effect.records, RECORDS.parent)
         for label, effect in effects.items()

@@ -7,7 +7,7 @@ import json
 from functools import cache
 from typing import Any, Final
 
-from capmoe_report.evidence import Evidence, dev_losses, evidence_of
+from capmoe_report.evidence import Evidence, evidence_of
 
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.configuration import finished, planned
@@ -33,20 +33,16 @@ def results(*commands: str) -> Results:
 
 
 @cache
-def evidence() -> Evidence:
-    """Return the evidence of the embedded models from the cells of ``experiment=replicate``."""
-    compared = results("experiment=replicate")
-    return Evidence("zoo", compared, losses=dev_losses(set(compared.cells["model"])))
-
-
-@cache
 def evidence_in(profile: str, root: str) -> Evidence:
     """Return the evidence of the models of a profile, from all records of a directory."""
     return evidence_of(profile, read_results(ROOT / root, []))
 
 
 def exploratory() -> Evidence:
-    """Return the evidence of the embedded models: every record, whatever experiment made it."""
+    """Return the evidence of the embedded models, as ``capmoe-eval replicate`` judges it.
+
+    It is every record of the models of ``experiment=replicate``, whatever experiment made it.
+    """
     return evidence_in("zoo", "results/zoo")
 
 
