@@ -48,14 +48,6 @@ def test_every_layer_is_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "5 ranks do not divide 64 experts: 1 of them have" in capsys.readouterr().out
 
 
-def test_the_example_has_scores_that_tell_the_methods_apart() -> None:
-    assert EXAMPLE.stat().st_size < 600_000
-    trace = load_trace(EXAMPLE)
-    assert trace.score_TLK is not None
-    at = summarise(trace, (1.0,))[1].loc[ALL, 1.0]
-    assert at["lost_score"] < 0.8 * at["lost_random"]
-
-
 # The command of an advice: what it prints and writes; and every command of its pages.
 
 

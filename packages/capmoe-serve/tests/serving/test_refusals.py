@@ -31,7 +31,6 @@ REFUSED = {
         f"{ADVISE} --results nowhere": "no whole record of model",
         f"{ADVISE} --out file": WRITE,
         f"{ADVISE} --only decode": "the trace has no such step",
-        f"{ADVISE} --nope": "--nope",
         **{
             f"{ADVISE} --{option} {word}": f"--{option}={word}: must be"
             for option, words in {
@@ -68,17 +67,14 @@ REFUSED = {
         "traces/memo.pt": "no whole file of torch.save",
         "traces/cut.pt": "no whole file of torch.save",
         "traces/text.pt": "it begins with other bytes",
-        "traces/other.pt": "has neither logical_count nor records",
         "traces/flat.pt": "logical_count: [8]; must be [steps, layers, experts]",
         "traces/empty.jsonl --experts 8": "is empty; give a JSON response",
-        "traces/empty.jsonl": "add --experts E",
         "traces/nested.jsonl --experts 8": "line 1: nested too deeply",
         "traces/header.jsonl --experts 8": "line 1: routed_experts: ",
         "traces/cut.jsonl --experts 8": "line 1: not a whole JSON object",
         "traces/vllm.jsonl --experts 8 --top-k 3": "top_k=3: traces/vllm.jsonl has 2",
         "traces/0.pt --experts 16": "experts=16: traces/0.pt has 8",
         "traces/0.pt --only decode": "does not say which steps are prompts",
-        "traces/0.pt --only promts": "--only",
         "traces/0.pt --step-tokens 32": "step tokens: the trace has counts of steps",
         "example --json file/out.json": WRITE,
     },
