@@ -125,7 +125,7 @@ def advise(
         "commands": commands(
             settings,
             chosen,
-            at_least_speedup or 1.0,
+            at_least_speedup or settings.loc[is_lossless(settings), "speedup"].max(),
             model=trace.model,
             ranks=ranks,
             results=results,

@@ -327,6 +327,15 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
         model_records(tmp_path, "mad")
 
 
+def test_the_commands_measure_capacities_that_are_faster_than_no_loss() -> None:
+    advice, _ = advise(skewed(), GAMMAS, ranks=4, at_most_points=1.0)
+    menu = pd.DataFrame(advice["settings"]).set_index("title")
+    best = menu.loc[menu["kind"] != "capacity", "speedup"].max()
+    (swept,) = (word for word in advice["commands"][1].split() if word.startswith("gamma="))
+    for gamma in swept.removeprefix("gamma=").split(","):
+        assert menu.loc[f"score γ={gamma} per expert", "speedup"] >= best
+
+
 def test_an_advice_on_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="budget: nothing is asked"):
         advise(skewed(), (1.0,), ranks=4)
