@@ -13,14 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from capmoe_methods.trial import (
-    by_model,
-    mean_interval,
-    outcomes,
-    primary,
-    sentence,
-    verdicts,
-)
+from capmoe_methods.trial import by_model, outcomes, primary, sentence, verdicts
 from capmoe_report.contrasts import printed_gap
 from capmoe_report.effects import Effect, by_family, contrast, pair_cells
 from capmoe_report.evidence import NEEDED, Side, dev_losses
@@ -34,6 +27,7 @@ from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, read_record
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import AVERAGE
+from capmoe_eval.paper.statistics import mean_interval
 from capmoe_eval.report.texts import shown
 from capmoe_eval.results.frames import Results, pick, results_of
 from pages import DOCS, ROOT, change, paragraph, signed, span, table

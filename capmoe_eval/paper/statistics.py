@@ -116,6 +116,18 @@ def mcnemar(gained: int, lost: int) -> float:
     return 1.0 if more - fewer <= 1 else 2 * binomial_tail(more, gained + lost, 0.5)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float, float] | None:
+    """Return the mean of some values and the ends of its 95 % t interval; None without two."""
+    from scipy.special import stdtrit
+
+    n = len(values)
+    if n < 2:
+        return None
+    mean = float(np.mean(values))
+    half = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
 def binomial_tail(successes: int, trials: int, chance: float) -> float:
     """Return the probability of at least so many successes."""
     from scipy.special import betainc  # scipy.stats takes four times as long to import

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import is_stock
 from capmoe_eval.paper.pairing import Floats, Paired, pool
+from capmoe_eval.paper.statistics import mean_interval
 
 from capmoe_methods.comparison import Interval, interval, nearness, paired_between, peaks
 
@@ -173,18 +174,6 @@ def sentence(verdict: Mapping[str, Any]) -> str:
         points = _signed(verdict, "accuracy", 2)
         text += f" At equal straggler factors accuracy changes by {points} points."
     return text
-
-
-def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Return the mean of some values and its 95 % t interval; None without two."""
-    from scipy.special import stdtrit
-
-    n = len(values)
-    if n < 2:
-        return None
-    middle = float(np.mean(values))
-    half = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return middle, middle - half, middle + half
 
 
 def _accuracy(compared: pd.DataFrame) -> Interval | None:

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from capmoe_eval.paper.pairing import Paired
+from capmoe_eval.paper.statistics import mean_interval
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from capmoe_methods.comparison import nearness, resampled_sums, share_of
-from capmoe_methods.trial import by_model, least, mean_interval, primary, verdicts
+from capmoe_methods.trial import by_model, least, primary, verdicts
 
 
 def naive_share(part: list[float], whole: list[float]) -> tuple[float, float, float]:

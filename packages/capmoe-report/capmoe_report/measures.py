@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.paper.layout import ALL_TASKS, LAYOUTS
 from capmoe_eval.paper.pairing import answered_by_cells, pair
 from capmoe_eval.paper.printed import PrintedRow, figure, find_rows
-from capmoe_eval.paper.statistics import binomial_tail
+from capmoe_eval.paper.statistics import binomial_tail, mean_interval
 from pydantic import BaseModel, ConfigDict
 
 from capmoe_report.evidence import TRAININGS, Evidence, Side, clauses_by_family, not_paired
@@ -320,14 +320,10 @@ def balance(trainings: pd.DataFrame) -> list[Finding]:
         label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
         about: dict[str, Any] = {"label": label, "note": note, "models": gaps}
         outcome = Outcome.ABSENT
-        if len(gaps) > 1:
-            from scipy.special import stdtrit
-
-            mean, error = fmean(gaps.values()), stdev(gaps.values()) / math.sqrt(len(gaps))
-            reach = float(stdtrit(len(gaps) - 1, 0.975)) * error
-            outcome = Expectation.of("greater").judge(mean - reach, mean + reach)
-            about |= {"effect": mean, "low": mean - reach, "high": mean + reach}
-            about["records"] = (str(TRAININGS),)
+        if (interval := mean_interval([*gaps.values()])) is not None:
+            mean, low, high = interval
+            outcome = Expectation.of("greater").judge(low, high)
+            about |= {"effect": mean, "low": low, "high": high, "records": (str(TRAININGS),)}
         findings.append(Finding(verdict=outcome, unit="× the mean load", **about))
     if not findings:
         label = "peak load from scratch − upcycled"
