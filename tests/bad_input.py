@@ -34,6 +34,8 @@ MAIN: dict[str, str] = {
     "'+tasks.../evil={lm_eval: piqa}'": "tasks",
     "data.root=truncated data.name=../evil": "data.name=../evil",
     "data.root=truncated data.name=hub": "stand for other documents",
+    "data.root=null data.name=mine tasks=obqa": "data.name=mine: no directory has it",
+    "data.root=miniworld data.name=mine": "data.name=mine: data.root=miniworld has its own name",
     # Booleans.
     **{f"overwrite={word}": FLAG for word in ("no", "null")},
     "tasks=humaneval": "allow_code_execution=true",

@@ -302,7 +302,9 @@ def test_a_table_shows_what_is_there_and_how_to_fill_the_rest(shell: Shell) -> N
     assert cells[2] != "—"
     assert cells[3] == "—"
     assert cells[-1] == "—"
-    assert "capmoe-eval sweep limit=2 model=zoo_olmoe method=baseline,expert_drop 'tasks=[piqa," in out
+    assert (
+        "capmoe-eval sweep limit=2 model=zoo_olmoe method=baseline,expert_drop 'tasks=[piqa," in out
+    )
     assert "closed mini-world" in out
     written = sorted(path.name for path in (shell.cwd / "reports/zoo").iterdir())
     assert written == ["table2.csv", "table2.md", "table2.tex"]

@@ -61,9 +61,13 @@ class TaskLibrary:
         setting = setting or f"task={name}"
         key = (source, name, dataset)
         if key not in self._built:
-            manager = task_manager(name, source.include_path)
+            manager = task_manager(name, source.file and source.file.parent)
             if name not in manager.all_tasks:
                 raise bad_choice("task", name, manager.all_tasks)
+            if source.file not in (None, path := manager.task_index[name].yaml_path):
+                raise UsageError(
+                    f"tasks={source.file}: {path} declares {name}, too; rename one of the tasks"
+                )
             manager._factory = factory = _RootedFactory(source, name, dataset)
             try:
                 tasks = manager.load([name])
@@ -77,6 +81,8 @@ class TaskLibrary:
                     "choices; change it, or the task's doc_to_choice or doc_to_target"
                 ) from error
             except Exception as error:  # damaged files make datasets raise many kinds
+                if source.file is not None:
+                    raise UsageError(f"tasks={source.file}: {first_line(error)}") from error
                 if source.root is None:
                     raise UsageError(
                         f"{setting}: its dataset cannot be loaded from the hub "

@@ -249,10 +249,16 @@ def store_task_files(word: str) -> str:
     Raises:
         UsageError: If a file cannot be read, or declares no task of its own name.
     """
+    files: dict[str, str] = {}
+
+    def name_of(match: re.Match[str]) -> str:
+        file = files.setdefault(name := _task_option(match[0]), match[0])
+        if file != match[0]:
+            raise UsageError(f"tasks={match[0]}: {name} is the task of {file}, too; rename one")
+        return name
+
     setting = _TASKS.match(word)
-    if setting is None:
-        return word
-    return setting[0] + _FILE.sub(lambda file: _task_option(file[0]), word[setting.end() :])
+    return word if setting is None else setting[0] + _FILE.sub(name_of, word[setting.end() :])
 
 
 def _task_option(text: str) -> str:

@@ -37,12 +37,13 @@ class DataSource:
     # The directory in hub layout, with ``<org>/<dataset>/README.md`` (a ``configs:`` header) and
     # parquet files beside it; None for the hub.
     root: Path | None = None
-    # The directory of the file of a user's own task, where lm-eval looks for what that names.
-    include_path: Path | None = None
+    file: Path | None = None  # of a user's own task
 
     def directory(self, dataset: str) -> Path | None:
         """Return the directory of a dataset, None for the hub; UsageError if it is not there."""
         if self.root is None:
+            if self.name != HUB:
+                raise UsageError(f"data.name={self.name}: no directory has it; set data.root=DIR")
             return None
         directory = self.root / dataset
         if not (directory / "README.md").is_file():
@@ -96,7 +97,7 @@ def _writable_or_temporary(directory: Path) -> Path:
 
 
 def data_source(root: str | None, name: str | None = None, file: str | None = None) -> DataSource:
-    """Return the source for ``data.root`` and ``data.name``.
+    """Return the source for ``data.root`` and ``data.name``; a name alone can be read of records.
 
     Args:
         root: None for the hub, an embedded source, or a directory; UsageError if it is none.
@@ -104,11 +105,13 @@ def data_source(root: str | None, name: str | None = None, file: str | None = No
             ``local-`` before it if it is ``hub`` or the name of an embedded source.
         file: That of a user's own task.
     """
-    include_path = Path(file).parent if file else None
+    own_task = Path(file) if file else None
     if root is None:
-        return DataSource(HUB, include_path=include_path)
+        return DataSource(name or HUB, file=own_task)
     if is_embedded(root):
-        return DataSource(root, Path(root), include_path)
+        if name not in (None, root):
+            raise UsageError(f"data.name={name}: data.root={root} has its own name; leave it out")
+        return DataSource(root, Path(root), own_task)
     path = Path(root).expanduser()
     if not path.is_dir():
         raise UsageError(
@@ -117,4 +120,4 @@ def data_source(root: str | None, name: str | None = None, file: str | None = No
         )
     path = path.resolve()
     default_name = f"local-{path.name}" if path.name == HUB or is_embedded(path.name) else path.name
-    return DataSource(name or default_name, path, include_path)
+    return DataSource(name or default_name, path, own_task)

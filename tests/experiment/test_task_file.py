@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.composition import for_hydra
 from capmoe_eval.experiment.configuration import planned
@@ -43,7 +44,7 @@ def test_a_file_is_a_task_beside_others_and_its_settings_can_be_changed() -> Non
     task = mine.cell.task
     assert (task.lm_eval, task.dataset, task.metric) == ("my_animals", "json", "acc_norm")
     assert (task.filter, task.fewshot, task.images) == ("strict", None, False)
-    assert mine.source.include_path == Path.cwd()
+    assert mine.source.file == Path("animals.yaml").absolute()
     (changed,) = cells(f"tasks={Path('animals.yaml').absolute()}", "tasks.my_animals.fewshot=3")
     assert (changed.task.fewshot, changed.task.file_hash) == (3, task.file_hash)
     assert "file_hash" not in plans[0].cell.task.identity()
@@ -82,3 +83,44 @@ def test_a_file_that_is_no_task_is_refused_in_a_line(text: str | None, message: 
         Path("x.yaml").write_text(text)
     with pytest.raises(UsageError, match=message):
         cells("tasks=x.yaml")
+
+
+def test_two_files_of_one_task_are_refused() -> None:
+    """One of them alone was evaluated, without a word."""
+    Path("other").mkdir()
+    Path("other/animals.yaml").write_text("task: my_animals")
+    with pytest.raises(UsageError, match=r"my_animals is the task of animals\.yaml, too; rename one"):
+        cells("tasks=[animals.yaml,other/animals.yaml]")
+
+
+def test_of_two_files_of_one_task_in_a_folder_the_wrong_one_is_never_loaded() -> None:
+    """lm-eval loads the first that it meets, whichever was named."""
+    Path("data.json").write_text('[{"q": "a robin", "right": 0}]')
+    text = (
+        "{{task: my_task, dataset_path: json, dataset_kwargs: {{data_files: {{test: data.json}}}},"
+        " test_split: test, output_type: multiple_choice, doc_to_text: q, doc_to_target: {},"
+        " doc_to_choice: [bird, plant]}}"
+    )
+    for name, target in (("named.yaml", "right"), ("a.yaml", "'{{1 - right}}'")):
+        Path(name).write_text(text.format(target))
+    loaded, refused = {}, []
+    for name in ("named.yaml", "a.yaml"):
+        (plan,) = planned([*COMMON, f"tasks={name}", "data.root=null"])[1]
+        try:
+            (task,) = TaskLibrary().get("my_task", plan.source)["tasks"].values()
+            loaded[name] = str(task.config.doc_to_target)
+        except UsageError as error:
+            refused.append(str(error))
+    assert loaded in ({"named.yaml": "right"}, {"a.yaml": "{{1 - right}}"})
+    assert len(refused) == 1
+    assert "declares my_task, too; rename one of the tasks" in refused[0]
+
+
+def test_what_is_wrong_with_a_files_data_names_the_file() -> None:
+    Path("none.yaml").write_text(
+        "{task: my_task, dataset_path: json, dataset_kwargs: {data_files: {test: none.json}}}"
+    )
+    (plan,) = planned([*COMMON, "tasks=none.yaml", "data.root=null"])[1]
+    with pytest.raises(UsageError, match=r"^tasks=.*none\.yaml: .*none\.json") as error:
+        TaskLibrary().get("my_task", plan.source)
+    assert "hub" not in str(error.value)
