@@ -89,7 +89,7 @@ def test_two_files_of_one_task_are_refused() -> None:
     """One of them alone was evaluated, without a word."""
     Path("other").mkdir()
     Path("other/animals.yaml").write_text("task: my_animals")
-    with pytest.raises(UsageError, match=r"my_animals is the task of animals\.yaml, too; rename one"):
+    with pytest.raises(UsageError, match=r"my_animals is the task of animals\.yaml, too"):
         cells("tasks=[animals.yaml,other/animals.yaml]")
 
 
