@@ -13,8 +13,8 @@ from capmoe_methods.comparison import interval, lost
 from capmoe_eval.experiment.names import method_title, metric_title
 from capmoe_eval.results.frames import pick
 from pages import paragraph, signed, span, table
-from pages.effects import effect, findings, units_of
-from pages.names import FAMILIES, card, results
+from pages.effects import effect, findings, task_titles, units_of
+from pages.names import FAMILIES, card, exploratory, results
 
 _SIZES: Final = ("zoo_olmoe", "zoo_olmoe_large")
 _MODELS: Final = f"grid.model=[{','.join(_SIZES)}]"
@@ -45,33 +45,38 @@ def sizes() -> str:
 
 
 def size_changes() -> str:
-    """Return the dropped pairs and the change in accuracy at each method's lowest γ, by size."""
-    rows: list[Sequence[str]] = []
+    """Return the dropped pairs and the change in accuracy at each method's lowest γ, by size.
+
+    Each table is of the tasks of its grid that need experts, which its heading names.
+    """
+    tables = []
+    points_of = (*(f"points, `{name}`" for name in _SIZES), "larger − small")
+    idle = exploratory().idle
     for words, methods in _GRIDS.items():
         compared = results(words)
         stock = pick(compared.cells, method="baseline")
+        is_idle = stock["task.lm_eval"].isin([task for name in _SIZES for task in idle[name]])
+        tasks = sorted(stock["task"][~is_idle].unique())
+        stock = pick(stock, task=tasks)
+        rows: list[Sequence[str]] = []
         for method in methods:
-            cells = pick(compared.cells, method=method)
+            cells = pick(compared.cells, method=method, task=tasks)
             gamma = cells["gamma"].min()
             bounded = cells if math.isnan(gamma) else pick(cells, gamma=gamma)
             sides = [
                 units_of(compared, *(pick(side, model=model) for side in (bounded, stock)))
                 for model in _SIZES
             ]
-            assert sides[0].keys() == sides[1].keys() == set(stock["task"])
+            assert sides[0].keys() == sides[1].keys() == set(tasks)
             difference = {task: sides[1][task] - units for task, units in sides[0].items()}
             points = (signed(*interval(units), 1) for units in (*sides, difference))
             factor = "" if math.isnan(gamma) else f" γ={gamma:g}"
             shares = bounded.groupby("model")["drop_rate"].mean()[[*_SIZES]]
             dropped = " and ".join(f"{100 * share:.1f} %" for share in shares)
-            label = f"{method_title(method)}{factor}, {len(sides[0])} tasks"
-            rows.append((label, dropped, *points))
-    points_of = (f"points, `{name}`" for name in _SIZES)
-    return (
-        table(("", "pairs dropped", *points_of, "larger − small"), rows)
-        + "\n"
-        + paragraph("Intervals are over documents, paired and uncorrected. Tasks count equally.")
-    )
+            rows.append((f"{method_title(method)}{factor}", dropped, *points))
+        tables.append(table((task_titles(tasks), "pairs dropped", *points_of), rows))
+    note = "Intervals are over documents, paired and uncorrected. Tasks count equally."
+    return "\n".join((*tables, paragraph(note)))
 
 
 def _mean(content: dict[str, Any], field: str) -> str:

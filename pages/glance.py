@@ -15,7 +15,7 @@ from capmoe_report.records import record_row
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import shown
 from pages import DOCS, change, paragraph, span, table
-from pages.effects import anchor, leads, lines_of, replication, tasks_of
+from pages.effects import anchor, replication, shared_tasks, task_titles
 from pages.names import FAMILIES, exploratory
 
 if TYPE_CHECKING:
@@ -31,13 +31,22 @@ _TITLES: Final = {
     "random": "Random",
     "order": "Order",
 }
+_OTHERS: Final = [method for method in _TITLES if method != "score"]
 _STOCK: Final = Side(method="baseline")
 
 
 @cache
-def effect_of(method: str, gamma: float) -> Effect:
-    """Return the points of accuracy that a method changes, against no capacity."""
-    return exploratory().effect(Side(method=method, gamma=gamma), _STOCK)
+def compared_tasks() -> frozenset[str]:
+    """Return the tasks of every point of the picture, and of the numbers beside it."""
+    sides = [Side(method=method, gamma=gamma) for gamma in _GAMMAS for method in _TITLES]
+    return shared_tasks(exploratory().effect(side, _STOCK) for side in sides)
+
+
+@cache
+def effect_of(method: str, gamma: float, other: str = "") -> Effect:
+    """Return the points by which a method differs from another at its γ, or from no capacity."""
+    second = Side(method=other, gamma=gamma) if other else _STOCK
+    return exploratory().effect(Side(method=method, gamma=gamma), second, tasks=compared_tasks())
 
 
 @cache
@@ -87,8 +96,12 @@ def picture() -> Figure:
 @cache
 def sources() -> list[dict[str, Any]]:
     """Return the records behind the picture and the numbers beside it, a line each."""
-    sides = [Side(method=method, gamma=gamma) for gamma in _GAMMAS for method in _TITLES]
-    effects = {f"{side} − {_STOCK}": exploratory().effect(side, _STOCK) for side in sides}
+    effects = {
+        f"{Side(method=method, gamma=gamma)} − {_STOCK}": effect_of(method, gamma)
+        for gamma in _GAMMAS
+        for method in _TITLES
+    }
+    effects |= {_lead(other): effect_of("score", 1.0, other) for other in _OTHERS}
     return [
         record_row("at a glance", label, effect.points or 0.0, effect.records, RECORDS.parent)
         for label, effect in effects.items()
@@ -103,20 +116,19 @@ def _source(*labels: str) -> str:
 def caption() -> str:
     """Return the sentences below README's picture."""
     effect = effect_of("score", 1.0)
-    documents = f"{effect.documents:,} questions"
-    others = [-(effect_of(m, 1.0).points or 0.0) for m in _TITLES if m != "score"]
+    others = [-(effect_of(method, 1.0).points or 0.0) for method in _OTHERS]
     before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
     families = ", ".join(FAMILIES[name] for name in before)
     drop = f"docs/{_source('score γ=1 − baseline')}"
     rest = f"docs/{_source('reverse order γ=1 − baseline', 'order γ=1 − baseline')}"
     mean, interval = change(effect, 1).split(" ", 1)
     return paragraph(
-        f"*{len(effect.models)} tiny trained models ({families}), {documents}. At γ=1 the "
+        f"*{len(effect.models)} tiny trained models ({families}), {_questions()}. At γ=1 the "
         f"load of the fullest rank falls from [{_mean(before)}]({drop}) to "
         f"[{_mean(after)}]({drop}) times the mean that ranks have without a capacity. Token Drop, "
         "which keeps the pairs with the highest gate scores, changes accuracy by "
         f"[{mean}]({drop}) {interval} "
-        f"points; the paper's Table 1 prints {_in_print(effect)} for OLMoE on the same "
+        f"points; the paper's Table 1 prints {_in_print()} for OLMoE on the same "
         "tasks. Reverse Order, Random and Order lose "
         f"[{span(others, '{:.1f}')}]({rest}). A number leads to the names of its records. Bands, "
         "left: 95 % intervals over questions. Bands, right: the lowest and the highest family, "
@@ -129,9 +141,8 @@ def headline() -> str:
     effect = effect_of("score", 1.0)
     before, after = stragglers("score", 1.0, before=True), stragglers("score", 1.0)
     drop = _source("score γ=1 − baseline")
-    better = leads(1.0)
-    points = [finding.effect or 0.0 for finding in better]
-    lines = lines_of("a", *(finding.label for finding in better))
+    points = [effect_of("score", 1.0, other).points or 0.0 for other in _OTHERS]
+    lines = _source(*map(_lead, _OTHERS))
     mean, interval = change(effect, 1).split(" ", 1)
     rows = (
         (
@@ -141,21 +152,36 @@ def headline() -> str:
         (
             f"[{mean}]({drop}) {interval} points",
             "of accuracy: Token Drop at γ=1 against no capacity; Table 1 prints "
-            f"{_in_print(effect)} for OLMoE on the same tasks",
+            f"{_in_print()} for OLMoE on the same tasks",
         ),
         (
             f"[{span(points, '{:.1f}')}]({lines}) points",
             "Token Drop is better than Order, Reverse Order and Random at γ=1",
         ),
-        ("[verdicts](zoo/replication.md)", replication().summary),
+        (
+            "[verdicts](zoo/replication.md)",
+            f"{replication().summary} ({len(replication().models)} models, more tasks)",
+        ),
     )
-    models = f"{len(effect.models)} embedded models"
-    return table(("measured", f"on {models}"), [(f"**{number}**", text) for number, text in rows])
+    models = f"on {len(effect.models)} embedded models, {_questions()}"
+    return table(("measured", models), [(f"**{number}**", text) for number, text in rows])
 
 
-def _in_print(effect: Effect) -> str:
-    """Return what Table 1 prints for the change of Token Drop at γ=1, on an effect's tasks."""
-    return shown(printed_gap("score", "baseline", 1.0, tasks_of(effect))[0], "{:+.1f}")
+def _questions() -> str:
+    """Return the number of questions of the picture and their tasks; every point has all."""
+    effects = [effect_of(method, gamma) for method in _TITLES for gamma in _GAMMAS]
+    (documents,) = {effect.documents for effect in effects}
+    return f"{documents:,} questions of {task_titles(compared_tasks())}"
+
+
+def _lead(other: str) -> str:
+    """Return the label of the lead of Token Drop at γ=1."""
+    return f"{Side(method='score', gamma=1.0)} − {Side(method=other, gamma=1.0)}"
+
+
+def _in_print() -> str:
+    """Return what Table 1 prints for the change of Token Drop at γ=1, on the picture's tasks."""
+    return shown(printed_gap("score", "baseline", 1.0, compared_tasks())[0], "{:+.1f}")
 
 
 def _mean(values: Mapping[str, float]) -> str:

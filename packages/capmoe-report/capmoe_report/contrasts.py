@@ -31,9 +31,9 @@ class Contrast(BaseModel):
     expect: Annotated[Expectation, BeforeValidator(Expectation.of)]  # where the effect must lie
     model: str = ""  # a part of the names of the models that it is asked of; all where it is empty
 
-    def effect(self, evidence: Evidence) -> Effect:
-        """Return the first side minus the second, by some evidence."""
-        return evidence.effect(self.first, self.second, self.model)
+    def effect(self, evidence: Evidence, tasks: Collection[str] = ()) -> Effect:
+        """Return the first side minus the second, by some evidence; ``tasks`` as it has them."""
+        return evidence.effect(self.first, self.second, self.model, tasks)
 
     def __str__(self) -> str:
         """Return both sides, the batches where they are not lm-eval's, and the model if named."""
@@ -126,8 +126,8 @@ _SEQUENCES: Final[Mapping[str, tuple[int, Mapping[str, int]]]] = {
 def grouping(evidence: Evidence) -> Iterator[Grouping]:
     """Yield the gaps of Table 1 at γ=1 for each number of sequences that share a capacity.
 
-    The first row is what Table 1 prints for OLMoE on the tasks that all others have; these are
-    measured, if recorded. Without such tasks there is no row.
+    The first row is what Table 1 prints for OLMoE on the tasks that all models have in all rows;
+    the others are measured on these tasks, if recorded. Without such tasks there is no row.
     """
     rows = {}
     for label, (_, settings) in _SEQUENCES.items():
@@ -137,7 +137,7 @@ def grouping(evidence: Evidence) -> Iterator[Grouping]:
         ]
     effects = [contrast.effect(evidence) for of_row in rows.values() for contrast in of_row]
     of_models = [set(tasks) for effect in effects for tasks in effect.tasks.values()]
-    shared = {each.task for each in ALL_TASKS if all(each.task in tasks for tasks in of_models)}
+    shared = {task for task in table_1().values() if all(task in tasks for tasks in of_models)}
     if not shared:
         return
     gaps, (columns, *_) = zip(*(printed_gap(*gap, 1.0, shared) for gap in GAPS), strict=True)
@@ -147,12 +147,20 @@ def grouping(evidence: Evidence) -> Iterator[Grouping]:
     )
     yield Grouping(label=f"Table 1, OLMoE: {', '.join(columns)}", gaps=in_print)
     for label, of_row in rows.items():
-        findings = tuple(judge_contrasts([c], [c.effect(evidence)])[0] for c in of_row)
+        findings = tuple(judge_contrasts([c], [c.effect(evidence, shared)])[0] for c in of_row)
         measured = [finding.effect for finding in findings if finding.effect is not None]
         if len(measured) == len(GAPS):
             away = fmean(abs(ours - theirs) for ours, theirs in zip(measured, gaps, strict=True))
             sequences, _ = _SEQUENCES[label]
             yield Grouping(label=label, sequences=sequences, gaps=findings, distance=away)
+
+
+@cache
+def table_1() -> Mapping[str, str]:
+    """Return the task of each column of Table 1, by the heading in print."""
+    headings = {column.printed or column.heading: column.task for column in ALL_TASKS}
+    row = find_row({"table": 1, "method": "Baseline"})
+    return {heading: headings[heading] for heading in row.tasks}
 
 
 def printed_gap(
@@ -164,7 +172,6 @@ def printed_gap(
         find_row({"table": 1, "method": metric_title(name), **where})
         for name, where in zip((first, second), wheres, strict=True)
     ]
-    headings = {column.printed or column.heading: column.task for column in ALL_TASKS}
-    columns = [heading for heading in rows[0].tasks if headings[heading] in tasks]
+    columns = [heading for heading, task in table_1().items() if task in tasks]
     means = [fmean(row.values[heading] for heading in columns) for row in rows]
     return means[0] - means[1], columns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
@@ -225,26 +225,29 @@ class Evidence:
         """The tasks for which each model hardly needs experts; :data:`NEEDED` has the rule."""
         return {model: idle_tasks(self.losses, model) for model in self.models}
 
-    def effect(self, first: Side, second: Side, model: str = "") -> Effect:
+    def effect(
+        self, first: Side, second: Side, model: str = "", tasks: Collection[str] = ()
+    ) -> Effect:
         """Return the first side minus the second; arguments as :meth:`pairs`.
 
         It is computed once, however many claims ask for it.
         """
-        key = repr((first, second, model))
+        key = repr((first, second, model, sorted(tasks)))
         if key not in self._effects:
-            pairs, unpaired, records = self.pairs(first, second, model)
+            pairs, unpaired, records = self.pairs(first, second, model, tasks)
             about = {"unpaired": unpaired, "records": records, "note": self.remark(first, second)}
             self._effects[key] = replace(pooled(pairs), **about)
         return self._effects[key]
 
     def pairs(
-        self, first: Side, second: Side, model: str = ""
+        self, first: Side, second: Side, model: str = "", tasks: Collection[str] = ()
     ) -> tuple[dict[str, dict[str, Paired]], dict[tuple[str, str], str], tuple[str, ...]]:
         """Return the paired scores by model and task, why others do not pair, and their records.
 
         ``model`` is a part of the names of the models that are compared; without it they are those
-        of :attr:`pooled`. A contrast of several tasks leaves out those that hardly need experts
-        (:attr:`idle`).
+        of :attr:`pooled`. ``tasks`` are those of batches of one task that are compared; without
+        them it is every task that a model has on both sides. A contrast of several tasks leaves
+        out those that hardly need experts (:attr:`idle`).
         """
         left_out = self.left_out(first, second)
         models = [
@@ -254,13 +257,15 @@ class Evidence:
             and name not in left_out
         ]
         sides = [self.pick(side, *models) for side in (first, second)]
+        if tasks:
+            sides = [side[side["task"].isin(tasks)] for side in sides]
         idle = {} if first.task else self.idle
         pairs, unpaired = pair_cells(self.results, sides[0], sides[1], idle)
         paths = {
             path
             for side in sides
             for name, task, path in side[["model", "task", "path"]].itertuples(index=False)
-            if (tasks := pairs.get(name)) and task in (*tasks, MIX)
+            if (compared := pairs.get(name)) and task in (*compared, MIX)
         }
         return pairs, unpaired, tuple(sorted(paths))
 

@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from capmoe_eval.experiment.names import family
 from pydantic import BaseModel, PlainSerializer, SerializationInfo
 
 from capmoe_report.records import seen_from
@@ -88,6 +89,12 @@ class Finding(BaseModel, frozen=True):
     scope: str = ""  # of a check: of what it speaks, if not of the profile's records
     # Paths of the records, or of the files of timings or trainings, that it was computed from.
     records: Annotated[tuple[str, ...], PlainSerializer(_from_file)] = ()
+
+    @property
+    def seeds(self) -> tuple[float, ...]:
+        """The points of each training seed, where one family has several and no other is in it."""
+        is_of_one = self.unit == "points" and len(set(map(family, self.models))) == 1
+        return tuple(self.models.values()) if is_of_one and len(self.models) > 1 else ()
 
 
 def listed(text: str, items: Sequence[str], most: int = 12) -> str:

@@ -94,6 +94,20 @@ def test_a_task_that_hardly_needs_experts_enters_no_contrast_of_several() -> Non
     ]
 
 
+def test_an_effect_of_some_tasks_has_no_others_whatever_was_asked_before() -> None:
+    rows = [
+        record(method, 1.0, [right if task == "obqa" else 0] * 4, task=task)
+        for method, right in (("score", 1), ("random", 0))
+        for task in ("obqa", "piqa")
+    ]
+    material = evidence(*rows)
+    sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
+    effects = [material.effect(*sides, tasks=tasks) for tasks in ((), ["obqa"], ["piqa"])]
+    assert [effect.points for effect in effects] == [50, 100, 0]
+    assert [len(effect.records) for effect in effects] == [4, 2, 2]
+    assert [effect.documents for effect in effects] == [8, 4, 4]
+
+
 def test_a_side_of_a_claim_is_of_one_backend(tmp_path: Path) -> None:
     """Both are of one model, method and batch size, so that a side would take either."""
     static = records.record(of(*STATIC), tmp_path)
