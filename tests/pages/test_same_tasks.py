@@ -69,7 +69,7 @@ def test_every_row_beside_table_1_is_of_the_tasks_that_its_head_names() -> None:
             row = find_row({"table": 1, "method": title, **where})
             means.append(statistics.fmean(row.values[heading] for heading in headings))
         assert points_of(printed) == pytest.approx(means[0] - means[1], abs=0.0501)
-        assert points_of(ours) == pytest.approx(gap(*sides, tasks), abs=0.0501), label
+        assert points_of(ours) == pytest.approx(gap(sides[0], sides[1], tasks), abs=0.0501), label
 
 
 def test_every_point_of_the_picture_is_of_the_tasks_and_questions_that_the_captions_name() -> None:
