@@ -1,24 +1,25 @@
-"""Commands that compute some cells in few sweeps, or one cell."""
+"""Commands that compute some cells in few sweeps, or one cell, and what records say of theirs."""
 
 from __future__ import annotations
 
 import functools
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import CELL_FIELDS, MODEL_FIELDS, OMITTED, TASK_FIELDS, Cell
 from capmoe_eval.experiment.composition import composed, load_option, options, override
-from capmoe_eval.experiment.datasource import HUB, is_embedded
+from capmoe_eval.experiment.datasource import DIRECTORY, HUB, is_embedded
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import knobs
-
-DIRECTORY: Final = "DIRECTORY"
-"""Stands in a command for a directory that a record does not know."""
 
 # What a sweep can run over, in the order in which cells are joined: tasks share one evaluation of
 # the configuration, and all else is a comma list.
@@ -63,6 +64,40 @@ def cell_command(cell: Cell, results: str) -> str | None:
         return None
     words = _cell_words(cell) | {"results_dir": results}
     return _line({key: (value,) for key, value in words.items()})
+
+
+def as_evaluated(overrides: Sequence[str]) -> list[str]:
+    """Return a command line with the settings that it leaves to the records of its own model.
+
+    With ``model.name=NAME results_dir=DIR`` they are those of its records there, such as
+    ``model.pretrained``, ``limit``, ``ep_size`` and the source of documents, whose directory is
+    :data:`DIRECTORY`; none where there is no record.
+
+    Raises:
+        UsageError: If the weights are not named, and there is no record that names them.
+    """
+    words = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
+    if not {"model.name", "results_dir"} <= words.keys():
+        return [*overrides]
+    name, root = words["model.name"], Path(words["results_dir"]).expanduser()
+    cells = [read_record(path, root).cell for path in record_paths(root, name)]
+    if not cells and "model.pretrained" not in words and words.get("model") == "custom":
+        raise UsageError(
+            f"model.name={name}: has no record in {root}; name its weights, too: "
+            "model.pretrained=PATH_OR_HUB_ID"
+        )
+
+    def says_less(cell: Cell) -> tuple[bool, bool]:
+        # A task of a user, or with documents of its own, tells nothing of those of other tasks;
+        # without a limit a method knows no ranks.
+        task = _task_defaults(cell.task.name)
+        return task is None or task["data_root"] is not None, cell.method.is_stock
+
+    left_out = {*knobs(), "method", "gamma", "tasks", "shuffle"} - {"ep_size"} | words.keys()
+    left_out |= {"data.name"} if "data.root" in words else set()
+    settings = _cell_words(min(cells, key=says_less)) if cells else {}
+    keys = [key for key in settings if key not in left_out and not key.startswith("tasks.")]
+    return [*overrides, *(override(key, settings[key]) for key in keys)]
 
 
 def _cell_words(cell: Cell, always: Collection[str] = ()) -> dict[str, Any]:

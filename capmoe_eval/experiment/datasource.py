@@ -17,6 +17,8 @@ from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.names import split_world
 
 HUB = "hub"
+DIRECTORY = "DIRECTORY"
+"""Stands for a directory whose name alone is known, as records have it."""
 EMBEDDED = ("miniworld", "banking77", "pictures", "easy_vqa")
 """Sources that come with the suite: generated, the real BANKING77, and easy-VQA by its package.
 
@@ -45,6 +47,8 @@ class DataSource:
             if self.name != HUB:
                 raise UsageError(f"data.name={self.name}: no directory has it; set data.root=DIR")
             return None
+        if self.root == Path(DIRECTORY):
+            raise UsageError(f"data.root={self.root}: name here the directory of {self.name}")
         directory = self.root / dataset
         if not (directory / "README.md").is_file():
             present = sorted(
@@ -113,6 +117,8 @@ def data_source(root: str | None, name: str | None = None, file: str | None = No
             raise UsageError(f"data.name={name}: data.root={root} has its own name; leave it out")
         return DataSource(root, Path(root), own_task)
     path = Path(root).expanduser()
+    if root == DIRECTORY and name and not path.is_dir():  # what is rendered reads no documents
+        return DataSource(name, path, include_path)
     if not path.is_dir():
         raise UsageError(
             f"data.root={root}: no such directory; give one in hub layout, "

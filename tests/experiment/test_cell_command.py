@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.commands import DIRECTORY, cell_command, sweeps
+from capmoe_eval.experiment.commands import cell_command, sweeps
 from capmoe_eval.experiment.composition import compose_words, composed, override
 from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.datasource import DIRECTORY
 from hydra_plugins.capmoe_sweeper import sweep_jobs
 from tests.records import odd_cell, planned
 

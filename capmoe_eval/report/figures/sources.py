@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from omegaconf import open_dict
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.commands import DIRECTORY, cell_command, sweeps
+from capmoe_eval.experiment.commands import as_evaluated, sweeps
 from capmoe_eval.experiment.composition import composed, load_option
 from capmoe_eval.experiment.configuration import (
     CellPlan,
@@ -24,11 +23,9 @@ from capmoe_eval.experiment.configuration import (
     refuse_experiment,
 )
 from capmoe_eval.experiment.names import BENCHMARKS
-from capmoe_eval.experiment.record import read_record
-from capmoe_eval.experiment.results import read_records, record_paths
+from capmoe_eval.experiment.results import read_records
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.results.frames import Results, results_of
-from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,12 +100,12 @@ class FigurePlans:
 
     def __init__(self, overrides: Sequence[str] = (), experiment: str = "figures") -> None:
         refuse_experiment(overrides)
-        self.overrides = [*overrides, *_as_evaluated(overrides)]
+        self.overrides = as_evaluated(overrides)
         self.config = composed([f"experiment={experiment}", *self.overrides])
         self.profile = profile_name(self.config)
         # A model of the command line takes the place of those of the parts.
         self.own: str | None = None
-        if _names_model(overrides):
+        if any(word.partition("=")[0] in ("model", "model.name") for word in overrides):
             self.own, self.profile = str(self.config.model.name), str(self.config.model.profile)
             with open_dict(self.config):
                 for part in self.config.parts.values():
@@ -130,45 +127,6 @@ class FigurePlans:
                 raise bad_choice("parts", part, self._points)
             self._plans[part] = plans_at(self._points[part]())
         return self._plans[part]
-
-
-def _names_model(overrides: Sequence[str]) -> bool:
-    return any(word.partition("=")[0] in ("model", "model.name") for word in overrides)
-
-
-def _as_evaluated(overrides: Sequence[str]) -> list[str]:
-    """Return the settings that a command line leaves out of the records of its own model.
-
-    With ``model.name=NAME results_dir=DIR`` they are those of its records there, such as
-    ``model.pretrained``, ``limit`` and ``ep_size``; none where it has none.
-
-    Raises:
-        UsageError: If the weights are not named, and there is no record that names them.
-    """
-    words = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
-    if not {"model.name", "results_dir"} <= words.keys():
-        return []
-    root = Path(words["results_dir"]).expanduser()
-    paths = record_paths(root, words["model.name"])
-    cells = [read_record(path, root).cell for path in paths]
-    if not cells:
-        if "model.pretrained" not in words and words.get("model") == "custom":
-            raise UsageError(
-                f"model.name={words['model.name']}: has no record in {root}; name its weights, "
-                "too: model.pretrained=PATH_OR_HUB_ID"
-            )
-        return []
-    # Without a limit a method knows no ranks.
-    cell = next((cell for cell in cells if not cell.method.is_stock), cells[0])
-    command = cell_command(cell, str(root)) or ""
-    of_plan = {*knobs(), "method", "gamma", "tasks", "shuffle"} - {"ep_size"}
-    return [
-        word
-        for word in shlex.split(command)[2:]
-        if (key := word.partition("=")[0]) not in of_plan | words.keys()
-        and not key.startswith("tasks.")
-        and not word.endswith(f"={DIRECTORY}")
-    ]
 
 
 def gather(spec: Spec, experiment: FigurePlans, bench: Path = BENCHMARKS) -> Sources:

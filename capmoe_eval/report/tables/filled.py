@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.commands import sweeps
+from capmoe_eval.experiment.commands import as_evaluated, sweeps
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import (
     CellPlan,
@@ -65,7 +66,7 @@ def cell_config(overrides: Sequence[str]) -> DictConfig:
     HydraException.
     """
     refuse_experiment(overrides)
-    words = [word for word in overrides if not word.startswith(GRIDS)]
+    words = [word for word in as_evaluated(overrides) if not word.startswith(GRIDS)]
     config, _ = planned(words)
     return config
 
@@ -80,6 +81,8 @@ def measured_table(
     :func:`cell_config`.
     """
     filled: pd.DataFrame
+    refuse_experiment(overrides)
+    overrides = as_evaluated(overrides)
     match layout := find_layout(key):
         case WorkloadLayout():
             config = cell_config(overrides)
@@ -89,12 +92,11 @@ def measured_table(
         case PaperTable(name="table5"):
             filled, config = settings_table(layout), cell_config(overrides)
         case PaperTable(name="table8"):
-            refuse_experiment(overrides)
             config, plans = planned([f"experiment={QUERIES}", *overrides])
             records, _ = finished(plans)
-            filled = query_table(layout, records)
+            command = ["capmoe-eval", "run", f"experiment={QUERIES}", *overrides]
+            filled = query_table(layout, records, shlex.join(command))
         case Layout():
-            refuse_experiment(overrides)
             config, plans = planned([f"experiment={key}", *overrides])
             filled = _results_table(layout, config, plans, overrides)
             if config.grid.model is None:  # a model of the command line has its own profile

@@ -51,18 +51,18 @@ def settings_table(layout: PaperTable) -> pd.DataFrame:
     return as_table(layout, [heading], _cells(heading, rows, columns), notes)
 
 
-def query_table(layout: PaperTable, records: Iterable[Record]) -> pd.DataFrame:
+def query_table(layout: PaperTable, records: Iterable[Record], command: str) -> pd.DataFrame:
     """Return the tokens of a query with an image, as records count them, beside the printed ones.
 
-    They are means over the queries of one model without a limit, without its answers. A record that
-    does not tell images and text apart is a UsageError.
+    They are means over the queries of one model without a limit, without its answers; ``command``
+    computes it. A record that does not tell images and text apart is a UsageError.
     """
     record = next((record for record in records if record.cell.method.is_stock), None)
     (heading, *_), *lines = layout.words
     cells: list[list[dict[str, Any]]]
     notes, commands = [], []
     if record is None:
-        cells, commands = [[{}] * 2] * len(lines), [f"capmoe-eval run experiment={QUERIES}"]
+        cells, commands = [[{}] * 2] * len(lines), [command]
     elif record.load.modalities is None:
         raise UsageError(f"{record.path}: does not tell images and text apart; run it again")
     else:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,7 +137,7 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
         "columns": _COLUMNS,
         "records": records,
         "tables": filled,
-        "contents": list(_table_rows(filled, overrides)),
+        "contents": list(_table_rows(filled, subject.overrides)),
         **TABLE_PARTS,
         "figures": _figure_texts(folder / "figures"),
         "verdicts": verdicts,
@@ -272,7 +273,7 @@ def _table_rows(
             yield to_table, ABSENT, ABSENT, table
         else:
             counts = [(table["status"] == status).sum() for status in ("measured", "missing")]
-            words = " ".join(["capmoe-eval run", f"experiment={name}", *overrides])
+            words = shlex.join(["capmoe-eval", "run", f"experiment={name}", *overrides])
             missing = table.attrs["commands"]
             command = words if len(missing) > 1 else "".join(missing)
             yield to_table, *(f"{count:,}" for count in counts), command
