@@ -18,7 +18,7 @@ from capmoe_eval.experiment.names import split_world
 
 HUB = "hub"
 DIRECTORY = "DIRECTORY"
-"""Stands for a directory whose name alone is known, as records have it."""
+"""Stands for a ``data.root`` of which a record has the name alone."""
 EMBEDDED = ("miniworld", "banking77", "pictures", "easy_vqa")
 """Sources that come with the suite: generated, the real BANKING77, and easy-VQA by its package.
 
@@ -47,8 +47,6 @@ class DataSource:
             if self.name != HUB:
                 raise UsageError(f"data.name={self.name}: no directory has it; set data.root=DIR")
             return None
-        if self.root == Path(DIRECTORY):
-            raise UsageError(f"data.root={self.root}: name here the directory of {self.name}")
         directory = self.root / dataset
         if not (directory / "README.md").is_file():
             present = sorted(
@@ -105,20 +103,19 @@ def data_source(root: str | None, name: str | None = None, file: str | None = No
 
     Args:
         root: None for the hub, an embedded source, or a directory; UsageError if it is none.
+            With a name it may also be :data:`DIRECTORY`.
         name: Name of a local root in results. By default it is the directory's name, with
             ``local-`` before it if it is ``hub`` or the name of an embedded source.
         file: That of a user's own task.
     """
     own_task = Path(file) if file else None
-    if root is None:
+    if root is None or (name and root == DIRECTORY):
         return DataSource(name or HUB, file=own_task)
     if is_embedded(root):
         if name not in (None, root):
             raise UsageError(f"data.name={name}: data.root={root} has its own name; leave it out")
         return DataSource(root, Path(root), own_task)
     path = Path(root).expanduser()
-    if root == DIRECTORY and name and not path.is_dir():  # what is rendered reads no documents
-        return DataSource(name, path, include_path)
     if not path.is_dir():
         raise UsageError(
             f"data.root={root}: no such directory; give one in hub layout, "
