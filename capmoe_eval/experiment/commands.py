@@ -14,8 +14,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import CELL_FIELDS, MODEL_FIELDS, OMITTED, TASK_FIELDS, Cell
 from capmoe_eval.experiment.composition import composed, load_option, options, override
 from capmoe_eval.experiment.datasource import DIRECTORY, HUB, is_embedded
-from capmoe_eval.experiment.record import read_record
-from capmoe_eval.experiment.results import record_paths
+from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.method import Method
@@ -80,7 +79,7 @@ def as_evaluated(overrides: Sequence[str]) -> list[str]:
     if not {"model.name", "results_dir"} <= words.keys():
         return [*overrides]
     name, root = words["model.name"], Path(words["results_dir"]).expanduser()
-    cells = [read_record(path, root).cell for path in record_paths(root, name)]
+    cells = [record.cell for record in read_results(root, [], name)]
     if not cells and "model.pretrained" not in words and words.get("model") == "custom":
         raise UsageError(
             f"model.name={name}: has no record in {root}; name its weights, too: "
@@ -98,6 +97,15 @@ def as_evaluated(overrides: Sequence[str]) -> list[str]:
     settings = _cell_words(min(cells, key=says_less)) if cells else {}
     keys = [key for key in settings if key not in left_out and not key.startswith("tasks.")]
     return [*overrides, *(override(key, settings[key]) for key in keys)]
+
+
+def other_sources(cells: Collection[Cell], root: Path) -> str:
+    """Return the settings that show records below ``root`` of the same tasks, other documents."""
+    tasks = {(cell.model.name, cell.task.name) for cell in cells}
+    names = {record.cell.data for task in tasks for record in read_results(root, [], *task)}
+    names -= {cell.data for cell in cells}
+    words = [[override(*word) for word in _source_words(name).items()] for name in sorted(names)]
+    return ", or ".join(map(" ".join, words))
 
 
 def _cell_words(cell: Cell, always: Collection[str] = ()) -> dict[str, Any]:
@@ -122,10 +130,14 @@ def _cell_words(cell: Cell, always: Collection[str] = ()) -> dict[str, Any]:
     words |= _different(config, cell, fields)
     if cell.data != (task.get("data_root") or config["data"]["root"] or HUB):
         words |= {f"{prefix}data_root": None} if task.get("data_root") else {}
-        local = cell.data != HUB and not is_embedded(cell.data)
-        words["data.root"] = DIRECTORY if local else None if cell.data == HUB else cell.data
-        words |= {"data.name": cell.data} if local else {}
+        words |= _source_words(cell.data)
     return words
+
+
+def _source_words(name: str) -> dict[str, str | None]:
+    if name == HUB or is_embedded(name):
+        return {"data.root": None if name == HUB else name}
+    return {"data.root": DIRECTORY, "data.name": name}
 
 
 def _key(word: str) -> str:

@@ -302,7 +302,7 @@ def refuse_experiment(overrides: Sequence[str]) -> None:
 def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
     model, task = config["model"], TASK_DEFAULTS | config["tasks"][task_name]
     root = task["data_root"] or config["data"]["root"]
-    source = data_source(root, config["data"]["name"], task["file"])
+    source = data_source(root, None if task["data_root"] else config["data"]["name"], task["file"])
     cell = Cell(
         model=ModelId(
             **{field: model[field] for field in MODEL_FIELDS},

@@ -95,10 +95,8 @@ def by_capability(sources: Sources) -> pd.DataFrame:
     sides = []
     for name in _CAPABILITIES:
         cells = of_all[of_all["metric"] == name]
-        numbers = {"score": cells["value"], "stderr": cells["stderr"]}
-        ours = cells[["source", "method"]].assign(
-            **{column: 100 * values.astype(float) for column, values in numbers.items()}
-        )
+        numbers = 100 * cells[["value", "stderr"]].astype(float)
+        ours = cells[["source", "method"]].join(numbers.rename(columns={"value": "score"}))
         theirs = {"source": _PAPER, "method": methods, "score": printed[name]}
         sides += [side.assign(capability=name) for side in (ours, pd.DataFrame(theirs))]
     rows: pd.DataFrame = pd.concat(sides)

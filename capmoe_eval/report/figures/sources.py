@@ -12,7 +12,7 @@ from omegaconf import open_dict
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.commands import as_evaluated, sweeps
+from capmoe_eval.experiment.commands import as_evaluated, other_sources, sweeps
 from capmoe_eval.experiment.composition import composed, load_option
 from capmoe_eval.experiment.configuration import (
     CellPlan,
@@ -155,13 +155,12 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Path = BENCHMARKS) -> Sou
     broken = [f"Left out: {line}." for line in left_out]
     because = f" ({broken[0].rstrip('.')})" if broken else ""
     absent = [plan.cell for digest, plan in planned.items() if digest not in read]
+    if not read and (words := other_sources(absent, Path(str(experiment.config.results_dir)))):
+        because += f" ({words} shows those of other documents)"
     models = dict.fromkeys(plan.cell.model.name for plan in planned.values())
+    own = experiment.config.model
     titles = {
-        name: str(
-            experiment.config.model.title
-            if name == experiment.own
-            else load_option("model", name).title
-        )
+        name: str((own if name == experiment.own else load_option("model", name)).title)
         for name in models
     }
     tasks = dict.fromkeys(plan.cell.task.name for plan in planned.values())

@@ -64,7 +64,7 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
     cells = cells.assign(
         dropped_percent=100 * cells["drop_rate"],
         straggler=cells["load.mean_peak_after"],
-        line=cells["method"].map(method_title) + settings_of(cells).map(_after),
+        line=cells["method"].map(method_title) + (", " + settings_of(cells)).replace(", ", ""),
         unit=np.where(cells["task.metric"] == BITS_PER_BYTE, _BITS, "score (%)"),
     )
     without = cells["gamma"].isna() & ~cells["method"].map(is_stock)
@@ -83,10 +83,6 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
         parts.append(rows.assign(model=model, unit=unit, tasks=", ".join(tasks)))
     rows = with_interval(pd.concat(parts), "score")
     return rows.sort_values(["model", "unit", "line", "gamma"], kind="stable")
-
-
-def _after(settings: str) -> str:
-    return f", {settings}" if settings else ""
 
 
 def draw(rows: pd.DataFrame) -> Figure:

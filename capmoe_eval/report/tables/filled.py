@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.commands import as_evaluated, sweeps
+from capmoe_eval.experiment.commands import as_evaluated, other_sources, sweeps
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.configuration import (
     CellPlan,
@@ -22,6 +22,7 @@ from capmoe_eval.experiment.configuration import (
     profile_name,
     refuse_experiment,
 )
+from capmoe_eval.experiment.datasource import HUB, is_embedded
 from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix
 from capmoe_eval.experiment.results import record_places
 from capmoe_eval.paper.layout import (
@@ -121,11 +122,17 @@ def _results_table(
     needs = {column.needs for column in layout.tasks if column.needs}
     filled.attrs["commands"] = sweeps(absent, [*overrides, *sorted(needs)])
     filled.attrs["notes"] += notes
+    sources = sorted({record.cell.data for record in records if record.cell.data != HUB})
+    if local := ", ".join(name for name in sources if not is_embedded(name)):
+        filled.attrs["notes"].append(f"Documents are those of {local}, a directory (data.root).")
     others = [place for slot in slots for place in record_places(plans[0].root, slot.key)]
     if others and not records:
-        text = "has records of other settings, perhaps of documents from another data.root"
-        place = others[0][1]
-        filled.attrs["notes"].append(f"{place} {text}; `capmoe-eval table {place}` shows them.")
+        place, words = others[0][1], other_sources(absent, plans[0].root)
+        text = f"documents, which {words} shows" if words else "settings"
+        line = (
+            f"{place} has records of other {text}; `capmoe-eval table {place}` shows all of them."
+        )
+        filled.attrs["notes"].append(line)
     if (backend := str(config.backend)) != "transformers":
         filled.attrs["name"] += f"_{backend}"
         filled.attrs["caption"] += f" Evaluated in the steps of an engine (backend={backend})."
