@@ -35,6 +35,8 @@ MAIN: dict[str, str] = {
     "data.root=truncated data.name=../evil": "data.name=../evil",
     "data.root=truncated data.name=hub": "stand for other documents",
     "data.root=null data.name=mine tasks=obqa": "data.name=mine: no directory has it",
+    "data.root=DIRECTORY data.name=mine tasks=obqa": "data.name=mine: no directory has it; set",
+    "data.root=DIRECTORY": "data.root=DIRECTORY: no such directory",
     "data.root=miniworld data.name=mine": "data.name=mine: data.root=miniworld has its own name",
     # Booleans.
     **{f"overwrite={word}": FLAG for word in ("no", "null")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,9 +65,11 @@ def test_a_part_may_take_some_of_the_tasks() -> None:
     assert found == [("rte", 1.0), ("obqa", 2.0), ("rte", 2.0)]
 
 
-def test_a_task_may_have_documents_of_its_own() -> None:
+def test_a_task_may_have_documents_of_its_own(tmp_path: Path) -> None:
     first, second = planned("model=zoo_llava_olmoe", "tasks=[mme,easy_vqa]")
     assert (first.source.name, second.source.name) == ("pictures", "easy_vqa")
     assert second.cell.data == "easy_vqa"
+    words = ["tasks=[easy_vqa,obqa]", f"data.root={tmp_path}", "data.name=mine"]
+    assert [plan.cell.data for plan in planned(*words)] == ["easy_vqa", "mine"]
     words = ["tasks=easy_vqa", "tasks.easy_vqa.data_root=null", "data.root=miniworld"]
     assert planned(*words)[0].cell.data == "miniworld"

@@ -68,9 +68,7 @@ def fig10(rows: pd.DataFrame) -> Figure:
     for source, same, axes in grid:
         axes.grid(False)
         below: Any = 0.0
-        for name, look in zip(
-            ("text", "image"), (d.BARS[3], d.BARS[1] | {"hatch": ""}), strict=True
-        ):
+        for name, look in {"text": d.BARS[3], "image": d.BARS[1] | {"hatch": ""}}.items():
             style = look | {"width": 0.85, "linewidth": 0.3, "bottom": below}
             axes.bar(same["place"], same[name], **style, label=name)
             below = same[name]

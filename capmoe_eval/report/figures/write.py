@@ -103,11 +103,7 @@ def describe(spec: Spec, sources: Sources) -> dict[str, Any]:
         "title": spec.title.format(**sources.names),
         "caption": spec.caption,
         "notes": notes,
-        "missing": {
-            "records": sources.n_absent,
-            "of": sources.planned,
-            "commands": list(sources.absent),
-        },
+        "missing": {"records": sources.n_absent, "of": sources.planned, "commands": sources.absent},
         "records": sources.digests,
     }
 

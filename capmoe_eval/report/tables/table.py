@@ -67,9 +67,7 @@ def as_table(
     frame = frame.astype(dict.fromkeys(("gamma", *_NUMBERS), float))
     for name in _TEXTS:
         frame[name] = frame[name].astype(object).where(frame[name].notna(), "")
-    frame["records"] = [
-        records if isinstance(records, tuple) else () for records in frame["records"]
-    ]
+    frame["records"] = [paths if isinstance(paths, tuple) else () for paths in frame["records"]]
     measured, is_text = frame["value"].notna(), frame["text"] != ""
     status = is_text.map({True: "text", False: "missing"}).mask(measured, "measured")
     frame.insert(len(columns), "status", status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -15,6 +16,7 @@ import pytest
 from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.packs import sealed
+from capmoe_eval.experiment.record import read_record
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, gather
@@ -111,24 +113,40 @@ MINE = ["model=custom", "model.name=mine"]
 
 def of_mine(root: Path, *words: str) -> None:
     """Write plausible records of some cells of a model that the suite does not know."""
-    own = ["model.pretrained=tiny:mixtral", "data.root=miniworld", "limit=4", "ep_size=2"]
-    for plan in plans(composed([*MINE, *own, f"results_dir={root}", *words])):
+    own = ["model.pretrained=tiny:mixtral", "limit=4", "ep_size=2", f"results_dir={root}"]
+    own += [] if any(word.startswith("data.root=") for word in words) else ["data.root=miniworld"]
+    for plan in plans(composed([*MINE, *own, *words])):
         plausible(plan.cell, root).write()
 
 
+@pytest.mark.parametrize(
+    ("source", "name"), [("miniworld", "miniworld"), ("hub", "local-hub"), ("mine", "mine")]
+)
 def test_a_users_model_is_drawn_by_its_name_and_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    name: str,
 ) -> None:
-    """What else its records were computed with they say themselves."""
+    """What else its records were computed with they say themselves, and whose documents."""
+    monkeypatch.chdir(tmp_path)
     root, own = tmp_path / "results", [*MINE, f"results_dir={tmp_path}/results"]
-    of_mine(root, "method=baseline", "tasks=[obqa,piqa]")
+    if source != "miniworld":
+        Path(source).mkdir()
+    common = ["tasks=[obqa,piqa]", f"data.root={source}"]
+    of_mine(root, "method=baseline", *common)
     for gamma in ("0.5", "1.0"):
-        of_mine(root, "method=score", f"gamma={gamma}", "tasks=[obqa,piqa]")
+        of_mine(root, "method=score", f"gamma={gamma}", *common)
+    (path, *_) = root.glob("mine/obqa/score-*.json")
+    cell = read_record(path, root).cell
+    task = dataclasses.replace(cell.task, name="animals")  # their own, which tells less
+    plausible(dataclasses.replace(cell, task=task, data="hub"), root).write()
     written = ["--formats=svg", "--out", tmp_path]
     names = ["fig1", "fig7", "fig8", "fig12"]
     assert run(",".join(names), *own, *written) == 0
-    for name in names:
-        rows = pd.read_csv(tmp_path / f"custom/figures/{name}.csv")
+    for figure in names:
+        rows = pd.read_csv(tmp_path / f"custom/figures/{figure}.csv")
         assert list(rows["model"].unique()) == ["mine"]
     capsys.readouterr()
     assert run("fig12,v1_fig7", "--missing", *own) == 0
@@ -137,11 +155,18 @@ def test_a_users_model_is_drawn_by_its_name_and_directory(
     (first, *_) = printed
     (plan, *_) = plans(composed([word for word in shlex.split(first)[2:] if "," not in word]))
     assert plan.cell.model.pretrained == "tiny:mixtral"
-    assert plan.cell.limit == 4
+    assert (plan.cell.limit, plan.cell.data) == (4, name)
+    assert ("data.root=DIRECTORY" in first) == (source != "miniworld")
     assert (sources.planned, sources.n_absent) == (66, 60)
     assert run("fig1", "model=custom", "model.name=yours", own[-1], *written) == 2
     error = capsys.readouterr().err
     assert f"model.name=yours: has no record in {root}; name its weights, too" in error
+    elsewhere = [own[-1], "model.pretrained=tiny:mixtral", "data.root=banking77", "limit=4"]
+    assert run("fig1", *MINE, *elsewhere, *written) == 2
+    words = (
+        f"data.root={name}" if source == "miniworld" else f"data.root=DIRECTORY data.name={name}"
+    )
+    assert f"({words} shows those of other documents); compute" in capsys.readouterr().err
 
 
 def test_any_directory_is_drawn_against_gamma(tmp_path: Path) -> None:

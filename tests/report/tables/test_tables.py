@@ -90,6 +90,27 @@ def test_a_grid_of_ones_own_has_rows_and_columns_of_what_it_names(
     assert methods[methods.str.contains("†")].tolist() == others
 
 
+@pytest.mark.parametrize("name", ["hub", "mine"])
+def test_a_model_of_ones_own_is_described_by_its_records(command: Command, name: str) -> None:
+    """Its weights, settings and documents are; every command says all of them."""
+    Path(name).mkdir()
+    own = ["model=custom", "model.name=mine", "results_dir=elsewhere"]
+    grid = ["tasks=[obqa,piqa]", "grid.gamma=[0.5,1.0]", "grid.method=[baseline,score]"]
+    words = ["model.pretrained=nowhere", "limit=40", f"data.root={name}"]
+    write_all(planned("experiment=table1", *own, *words, *grid)[1:], graded)
+    status, out, _ = command("table1", *own, *grid)
+    assert status == 0
+    column = pd.read_csv("reports/custom/table1.csv").query("column == 'PIQA'")
+    assert set(column["status"]) == {"measured"}
+    source = "local-hub" if name == "hub" else name
+    assert f"Documents are those of {source}, a directory" in out
+    settings = f"model.pretrained=nowhere limit=40 data.root=DIRECTORY data.name={source}"
+    (missing,) = tables.measured_table("table1", [*own, *grid]).attrs["commands"]
+    assert f"{settings} method=baseline tasks=obqa" in missing
+    (queries,) = tables.measured_table("table8", own).attrs["commands"]
+    assert queries == f"capmoe-eval run experiment=table4 {' '.join(own)} {settings}"
+
+
 def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
     """Seeds are averaged; a knob that differs within a method is said, and intervals are shown."""
     base, score, device = (
@@ -134,6 +155,9 @@ def test_an_empty_table_names_the_records_of_other_settings(command: Command) ->
     out = command("table3")[1]
     assert "has records of other settings" in out
     assert "records of other settings" not in command("table3", "eval_seed=7")[1]
+    Path("hub").mkdir()
+    out = command("table3", "data.root=hub", "eval_seed=7", "--out=other")[1]
+    assert "has records of other documents, which data.root=miniworld shows" in out
 
 
 def test_all_tables_are_rendered_by_one_command(
