@@ -51,6 +51,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "size-changes": embedded.size_changes,
     "macs": embedded.macs,
     "protocol-runs": protocol.runs,
+    "protocol-revisions": protocol.revisions,
     "protocol-real": partial(protocol.primary_table, "real"),
     "protocol-fresh": partial(protocol.primary_table, "fresh"),
     "protocol-rules": partial(

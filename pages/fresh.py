@@ -6,15 +6,18 @@ The models have an unseen training seed and an unseen world. The numbers come fr
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from statistics import fmean
 from typing import Any, Final
 
-from capmoe_report.effects import Effect, pooled
+from capmoe_report.effects import Effect, pair_cells, pooled
 from capmoe_report.verdicts import Outcome
 
+from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.names import base_name
 from pages import change, paragraph, table
 from pages.effects import replication, verdicts_in
 from pages.names import FAMILIES, card, evidence_in, exploratory
@@ -47,15 +50,45 @@ def _before(row: Mapping[str, Any]) -> Effect:
     return row["contrast"].effect(exploratory())
 
 
+def alike(row: Mapping[str, Any]) -> Effect:
+    """Return the effect of a contrast on the exploratory models, on the fresh run's tasks alone.
+
+    Each model is asked on all tasks that the fresh model of its family has: without documents where
+    a model of a family has records and none has them of all these tasks.
+    """
+    first, second = row["contrast"].first, row["contrast"].second
+    wanted = {base_name(model): set(tasks) for model, tasks in row["effect"].tasks.items()}
+    models = [model for model in exploratory().pooled if base_name(model) in wanted]
+    cells = (exploratory().pick(side, *models) for side in (first, second))
+    pairs, _ = pair_cells(exploratory().results, *cells)
+    whole = {
+        model: {task: tasks[task] for task in sorted(wanted[base_name(model)])}
+        for model, tasks in sorted(pairs.items())
+        if wanted[base_name(model)] <= tasks.keys()
+    }
+    return pooled(whole if set(map(base_name, whole)) == wanted.keys() else {})
+
+
+def tasks() -> str:
+    """Return the tasks of each primary contrast on the fresh models, alike contrasts together."""
+    names = {task.lm_eval: name for name, task in load_option("tasks", "all").items()}
+    claims: dict[tuple[str, ...], list[str]] = {}
+    for row in _judged():
+        of_row = {names.get(task, task) for task in itertools.chain(*row["effect"].tasks.values())}
+        claims.setdefault(tuple(sorted(of_row)), []).append(f"({row['claim']})")
+    parts = (f"{', '.join(of)} {', '.join(on)}" for on, of in claims.items())
+    return paragraph(f"Tasks, of a model those that need its experts: {'; '.join(parts)}.")
+
+
 def verdicts() -> str:
     """Return the primary contrasts on the exploratory and on the fresh models, and the reading."""
     rows = []
     for row in _judged():
-        effects = change(_before(row)), change(row["effect"])
+        effects = change(alike(row)), change(row["effect"])
         over_families = change(row["effect"], wide=True).partition(" ")[2] or "–"
         rows.append((*in_words(row), *effects, over_families, *numbers_of(row), row["verdict"]))
-    head = ("claim", "primary contrast", "expected", "exploratory [95 %]", "fresh [95 %]")
-    return table((*head, "over families", *NUMBERS, "verdict"), rows)
+    head = ("claim", "expected", "exploratory [95 %]", "fresh [95 %]")
+    return table((*head, "over families", *NUMBERS, "verdict"), rows) + "\n" + tasks()
 
 
 def summary() -> str:
@@ -63,19 +96,21 @@ def summary() -> str:
     rows = [row for row in _judged() if "secondary" not in row]
     counts = Counter(row["verdict"] for row in rows)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts, reverse=True))
-    wide = Counter(row["verdict"] for row in rows if _holds_over_families(row))
+    wide = Counter(row["verdict"] for row in rows if not row["conditional"])
     return paragraph(
         f"Of the {counts.total()} primary contrasts of the claims, on five models that were "
         f"trained after the rules had been committed: {parts}, {wide['confirmed']} of these over "
-        "families, too ([the confirmatory run](docs/explanation/fresh.md))."
+        "families, too, all corrected by Holm ([the confirmatory run](docs/explanation/fresh.md))."
     )
 
 
-def _holds_over_families(row: Mapping[str, Any]) -> bool:
-    """Return whether families, too, decide a contrast: secondary, so it is not corrected."""
+def _scope(row: Mapping[str, Any]) -> str:
+    """Return what decides a contrast over families: Holm's p, that of the contrast, or nothing."""
+    if not row["conditional"]:
+        return "corrected"
     effect = row["effect"]
     depth = row["contrast"].expect.depth(effect.points or 0.0)
-    return bool(effect.p(depth, wide=True) < protocol()["level"])
+    return "alone" if effect.p(depth, wide=True) < protocol()["level"] else ""
 
 
 def readings() -> str:
@@ -94,18 +129,19 @@ def readings() -> str:
         elif row["verdict"] != Outcome.HOLDS:
             power = _power(row)
             reading = "not replicated" if power >= protocol()["power_wanted"] else "left open"
-            name += f" (power {100 * power:.0f} %)"
+            at_table = f"at the table's exploratory effect {_power_alike(row)}"
+            name += f" (power {100 * power:.0f} %; {at_table})"
         read.setdefault(reading, []).append(name)
     parts = "; ".join(f"{reading}: {', '.join(names)}" for reading, names in read.items())
     decided = [row for row in _judged() if row["verdict"] in ("confirmed", "contradicted")]
-    scopes = [
-        ", ".join(f"({row['claim']})" for row in decided if _holds_over_families(row) == is_wide)
-        for is_wide in (True, False)
-    ]
+    wide, uncorrected, narrow = (
+        ", ".join(f"({row['claim']})" for row in decided if _scope(row) == scope)
+        for scope in ("corrected", "alone", "")
+    )
     return paragraph(
-        f"Of the exploratory verdicts *confirmed* these are {parts}. Over families, too, "
-        f"{scopes[0]} are decided (p < {protocol()['level']}, uncorrected); {scopes[1]} are on "
-        "these models alone."
+        f"Of the exploratory verdicts *confirmed* these are {parts}. Over families, too, {wide} "
+        f"are decided after Holm, {uncorrected or 'none'} uncorrected only; {narrow} are on these "
+        "models alone."
     )
 
 
@@ -116,19 +152,27 @@ def _power(row: Mapping[str, Any]) -> float:
     return planned("fresh", row).cdf(expected.depth(points))
 
 
+def _power_alike(row: Mapping[str, Any]) -> str:
+    """Return the power at the exploratory effect on the fresh run's tasks, or a dash."""
+    effect = alike(row)
+    depth = row["contrast"].expect.depth(effect.points or 0.0)
+    return f"{100 * planned('fresh', row).cdf(depth):.0f} %" if effect.documents else "–"
+
+
 def claims() -> str:
     """Return the verdicts by the exploratory rules, on the exploratory and on the fresh models."""
     before = {claim.id: claim.verdict for claim in replication().claims}
     fresh = verdicts_in(_RESULTS).claims
     asked = [claim for claim in fresh if claim.id not in protocol()["not_asked"]]
-    rows = [
-        (f"({claim.id})", claim.statement, before[claim.id], claim.verdict)
+    others = [
+        f"({claim.id}) was {before[claim.id]} and is {claim.verdict}"
         for claim in asked
         if claim.verdict != before[claim.id]
     ]
-    same = len(asked) - len(rows)
-    words = paragraph(f"{same} of {len(asked)} claims have the same verdict in both. The others:")
-    return words + "\n" + table(("claim", "statement", "exploratory", "fresh"), rows)
+    same = len(asked) - len(others)
+    return paragraph(
+        f"{same} of {len(asked)} claims have the same verdict in both; {', '.join(others)}."
+    )
 
 
 def models() -> str:

@@ -21,6 +21,7 @@ from capmoe_report.evidence import Side
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.files import read_yaml
 from capmoe_eval.experiment.names import split_seed
+from capmoe_eval.experiment.results import read_results
 from pages import ROOT, paragraph, table
 from pages.names import exploratory
 
@@ -45,12 +46,12 @@ def primary(run: str) -> Iterator[dict[str, Any]]:
         yield {**row, "contrast": Contrast.model_validate(asked)}
 
 
-def in_words(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the claim of a primary contrast, the contrast, and where its effect must lie."""
+def in_words(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the claim of a primary contrast, and where the contrast must lie."""
     secondary = ", secondary" if "secondary" in row else ""
     expected = str(row["contrast"].expect).replace("-", "−")
-    expected = expected if row["endpoint"] == "accuracy" else "fewer bits"
-    return f"({row['claim']}){secondary}", str(row["contrast"]), expected
+    expected = expected if row["endpoint"] == "accuracy" else "< 0 bits"
+    return f"({row['claim']}){secondary}", f"{row['contrast']}: {expected}"
 
 
 def numbers_of(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> tuple[str, ...]:
@@ -58,14 +59,17 @@ def numbers_of(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> t
     effect = row["effect"]
     if not effect.documents:
         return tuple("–" for _ in NUMBERS)
-    distances = (f"{scale * number:.{digits}f}" for number in (effect.worth, effect.detectable))
+    numbers = effect.worth, effect.detectable(row["level"])
+    distances = (f"{scale * number:.{digits}f}" for number in numbers)
     return *distances, f"{row['p']:.2g}"
 
 
 def judged(run: str, effect_of: Callable[[Mapping[str, Any]], Effect]) -> list[dict[str, Any]]:
-    """Return the primary contrasts of a run, each with its ``effect``, ``p`` and ``verdict``.
+    """Return the primary contrasts of a run, each with what is decided of it.
 
-    All are corrected together but the secondary ones, each of which stands alone.
+    That is its ``effect``, ``p``, ``verdict``, the ``level`` of its test, and ``conditional``: over
+    families nothing is decided. All are corrected together but the secondary ones, each of which
+    stands alone.
     """
     rows = [{**row, "effect": effect_of(row)} for row in primary(run)]
     together = [row for row in rows if "secondary" not in row]
@@ -73,8 +77,15 @@ def judged(run: str, effect_of: Callable[[Mapping[str, Any]], Effect]) -> list[d
         contrasts, effects = ([row[name] for row in family] for name in ("contrast", "effect"))
         findings = judge_contrasts(contrasts, effects, planned=len(family))
         for row, finding in zip(family, findings, strict=True):
-            row |= {"p": finding.p, "verdict": finding.verdict}
+            row |= {"p": finding.p, "verdict": finding.verdict, "level": level_of(run, row)}
+            row["conditional"] = finding.conditional
     return rows
+
+
+def level_of(run: str, row: Mapping[str, Any]) -> float:
+    """Return the level of Holm's first step, or of a secondary contrast that without correction."""
+    corrected = sum("secondary" not in each for each in protocol()["primary"][run])
+    return float(protocol()["level"] / (1 if "secondary" in row else corrected))
 
 
 def planned(run: str, row: Mapping[str, Any]) -> NormalDist:
@@ -100,9 +111,8 @@ def planned(run: str, row: Mapping[str, Any]) -> NormalDist:
         effect = pooled(pairs, "answer")
         scale = effect.documents / sum(row["documents"].values()) if "documents" in row else 1.0
         error, worth = effect.error * math.sqrt(scale), effect.worth * scale
-    corrected = sum("secondary" not in each for each in protocol()["primary"][run])
-    level = protocol()["level"] / (1 if "secondary" in row else corrected)
-    return NormalDist(NormalDist().inv_cdf(1 - level / 2) * error + worth, error)
+    quantile = NormalDist().inv_cdf(1 - level_of(run, row) / 2)
+    return NormalDist(quantile * error + worth, error)
 
 
 def primary_table(run: str) -> str:
@@ -117,7 +127,7 @@ def primary_table(run: str) -> str:
             decidable = plan.inv_cdf(protocol()["power_wanted"])
             cells = [f"{decidable:.2f}", f"{100 * plan.cdf(depth):.0f} %" if inside else "–"]
         rows.append((*in_words(row), *cells))
-    head = ("claim", "primary contrast", "expected", "decidable, points", "power at 0")
+    head = ("claim", "expected", "decidable, points", "power at 0")
     return table(head, rows)
 
 
@@ -151,9 +161,12 @@ def outcomes() -> str:
 
 def runs() -> str:
     """Return what both runs have in common and where they differ."""
-    names = ("results", "primary_endpoint", "secondary_endpoint", "dtype", "batch_size", "ep_size")
+    names = ("results", "primary_endpoint", "secondary_endpoint", "dtype", "ep_size")
     both = [protocol()["runs"][name] for name in ("real", "fresh")]
     rows = [(name.replace("_", " "), *(f"`{run[name]}`" for run in both)) for name in names]
+    sizes = [f"`{run['batch_size']}`" for run in both]
+    sizes[0] += "".join(f"; `{task}` {size}" for task, size in batch_sizes().items())
+    rows.append(("batch size", *sizes))
     seeds = [
         "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in run["seeds"].items())
         for run in both
@@ -166,6 +179,29 @@ def runs() -> str:
     left_out = "".join(f"- {', '.join(of)}: {why}\n" for why, of in by_reason.items())
     excluded = "".join(paragraph(each, "- ", "  ") for each in protocol()["exclusions"])
     return f"{table(('', 'real', 'fresh'), rows)}\nLeft out:\n\n{excluded}{left_out}"
+
+
+def batch_sizes() -> dict[str, int]:
+    """Return the documents in a batch, of each task of the real model that has its own number."""
+    tasks = protocol()["tasks"].items()
+    return {name: task["batch_size"] for name, task in tasks if "batch_size" in task}
+
+
+def revisions() -> str:
+    """Return how many records were computed in a tree with uncommitted files."""
+    parts = []
+    for run, name in (("real", "real"), ("fresh", "fresh"), ("zoo", "exploratory")):
+        records = [
+            record
+            for root in sorted(ROOT.glob(f"results/{run}{'*' if run == 'fresh' else ''}"))
+            for record in read_results(root, [])
+        ]
+        dirty = sum(str(r.provenance.git_revision).endswith("-dirty") for r in records)
+        parts.append(f"{dirty:,} of {len(records):,} {name}")
+    return paragraph(
+        "The test sees a record's commit, not the uncommitted files of its tree (`-dirty`), which "
+        f"{', '.join(parts)} records had."
+    )
 
 
 def real_commands() -> list[str]:

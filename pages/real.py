@@ -6,7 +6,8 @@ All numbers come from the records of ``results/real`` and, of dev documents, ``r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +15,7 @@ import pandas as pd
 from capmoe_report.contrasts import printed_gap
 from capmoe_report.effects import Effect, contrast
 from capmoe_report.evidence import Side
+from capmoe_report.verdicts import Outcome
 
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.names import metric_title
@@ -69,14 +71,14 @@ def dev_scores() -> str:
     rows = [
         (
             cell.task,
-            f"{cell.n:,}",
             f"{100 * cell.value:.1f} ± {100 * cell.stderr:.1f}",
             f"{100 * _CHANCE[cell.task]:.0f}",
             "yes" if cell.task in answerable() else "no",
         )
         for cell in _dev().itertuples()
     ]
-    head = ("task", "dev documents", "right, % ± standard error", "chance, %", "enters")
+    counts = span(_dev()["n"], "{:,}")
+    head = ("task", f"right of {counts}, % ± standard error", "chance, %", "enters")
     return table(head, rows)
 
 
@@ -94,13 +96,42 @@ def effect_of(first: Side, second: Side, *tasks: str) -> Effect:
 
 def verdicts() -> str:
     """Return the primary contrasts with their verdicts."""
-    rows = []
-    for row in judged("real", _effect_of_row):
+    rows, contrasts = [], judged("real", _effect_of_row)
+    for row in contrasts:
         digits, scale = (4, 0.01) if row["endpoint"] == BITS else (2, 1.0)
         numbers = change(row["effect"], digits, scale), *numbers_of(row, digits, scale)
         rows.append((*in_words(row), *numbers, row["verdict"]))
-    head = ("claim", "primary contrast", "expected", "effect [95 %]", *NUMBERS, "verdict")
-    return table(head, rows)
+    head = ("claim", "expected", "effect [95 %]", *NUMBERS, "verdict")
+    return f"{table(head, rows)}\n{by_intervals(contrasts)}"
+
+
+def by_intervals(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return which contrasts ``worth`` alone leaves undecided: their intervals exclude the bound.
+
+    The unit of ``worth`` for bits per byte is compared with the change of a document.
+    """
+    alone: dict[Outcome, list[str]] = {Outcome.HOLDS: [], Outcome.FAILS: []}
+    units = []
+    for row in rows:
+        effect = row["effect"]
+        if not effect.documents:
+            continue
+        depth = row["contrast"].expect.depth(effect.points)
+        low, high = effect.interval()
+        if (high - low) / 2 < abs(depth) <= effect.worth:
+            verdict = Outcome.HOLDS if depth > 0 else Outcome.FAILS
+            alone[verdict].append(f"({row['claim']})")
+        if row["endpoint"] == BITS:  # of one task, so that worth is a unit over its documents
+            units.append(effect.worth * math.sqrt(effect.documents) / effect.error)
+    parts = " and ".join(
+        f"{', '.join(of) or 'none'} would be {verdict}" for verdict, of in alone.items()
+    )
+    return paragraph(
+        f"By the interval alone {parts}: these effects are smaller than *worth*. Its unit, one "
+        "document changed by one bit per byte, is a hard bar: "
+        f"{span(units, '{:.0f}')} standard deviations of a document's paired change. The protocol "
+        "does not state the unit for bits."
+    )
 
 
 def _effect_of_row(row: Mapping[str, Any]) -> Effect:
@@ -114,20 +145,28 @@ def _sides() -> list[Side]:
 
 
 def text_scores() -> str:
-    """Return bits per byte of every setting that was run, by the length of the documents."""
-    rows, before = [], []
+    """Return bits per byte of every setting that was run, by the length of the documents.
+
+    A sentence names the peaks: γ, but for rounding, where each expert has a capacity.
+    """
+    rows, before, others = [], [], {}
     for side, task in itertools.product(_sides(), _TEXTS):
         cells = cells_of(side, task)
         if not cells.empty:
             effect = effect_of(side, _BASELINE, task)
             in_bits = "–" if side == _BASELINE else change(effect, 4, 0.01)
-            columns = {"drop_rate": 100, "peak_after": 1}
-            means = (_mean(cells[name], scale) for name, scale in columns.items())
-            name, value = _name(side), f"{cells['value'].mean():.4f}"
-            rows.append((name, _TEXTS[task], value, in_bits, *means))
+            name = _name(side) + ("" if task == TEXT else f", {_TEXTS[task]}")
+            value, dropped = f"{cells['value'].mean():.4f}", _mean(cells["drop_rate"], 100)
+            rows.append((name, value, in_bits, dropped))
             before.append(cells["peak_before"].mean())
-    head = ("setting", "tokens", "bits per byte", "change [95 %]", "dropped, %", "peak after drops")
-    sentence = paragraph(f"Before drops the peak is {span(before, '{:.1f}')}.")
+            after = cells["peak_after"].max()
+            if side != _BASELINE and (side.gamma is None or after > 1.1 * side.gamma):
+                others[name] = after
+    head = ("setting", "bits per byte", "change [95 %]", "dropped, %")
+    exceptions = ", ".join(f"{name} {peak:.1f}" for name, peak in others.items())
+    sentence = paragraph(
+        f"The peak is {span(before, '{:.1f}')}; drops leave γ, rounded, but {exceptions}."
+    )
     return f"{table(head, rows)}\n{sentence}"
 
 

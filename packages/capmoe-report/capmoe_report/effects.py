@@ -68,10 +68,10 @@ class Effect:
             low, high = (level, high) if self._reach(error, level, wide) < surplus else (low, level)
         return 1 - low
 
-    @property
-    def detectable(self) -> float:
-        """The distance from a bound, in points, that 80 % of studies decide."""
-        return self._reach(self.error, 0.95, wide=False) + self.worth + 0.8416 * self.error
+    def detectable(self, level: float = 0.05) -> float:
+        """Return the distance from a bound, in points, that 80 % of studies decide at a level."""
+        reach = self._reach(self.error, 1 - level, wide=False)
+        return reach + self.worth + 0.8416 * self.error
 
     def _reach(self, error: float, level: float, wide: bool) -> float:
         """Return half the width of an interval.

@@ -116,6 +116,15 @@ def test_p_is_that_of_the_interval_that_reaches_the_bound(wide: bool) -> None:
     assert effect.p((high - low) / 2 + effect.worth, wide=wide) == pytest.approx(0.05, abs=1e-4)
 
 
+@pytest.mark.parametrize("level", [0.05, 0.05 / 11])
+def test_four_of_five_studies_decide_the_detectable_distance(level: float) -> None:
+    rng = np.random.default_rng(7)
+    study = pooled({"a": {"t": difference(rng.normal(0.0, 0.3, 20_000))}})
+    truths = study.detectable(level) + study.error * rng.standard_normal(2000)
+    decided = [study.p(truth) < level for truth in truths]
+    assert np.mean(decided) == pytest.approx(0.8, abs=0.03)
+
+
 def replications(seeds: Sequence[int], family_sd: float, shared_sd: float) -> Iterator[Models]:
     """Studies of families with so many training seeds, whose true effect is 0.
 

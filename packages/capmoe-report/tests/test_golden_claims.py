@@ -54,7 +54,7 @@ def effects() -> Iterator[dict[str, Any]]:
             if effect.between is not None:
                 row |= zip(("wide_low", "wide_high"), effect.interval(wide=True), strict=True)
             row |= {"p": effect.p(depth), "p_families": effect.p(depth, wide=True)}
-            row |= {"worth": effect.worth, "detectable": effect.detectable}
+            row |= {"worth": effect.worth, "detectable": effect.detectable()}
             families = by_family(effect.models)
             row["families"] = _text({name: round(value, 6) for name, value in families.items()})
             row["models"] = _text({name: round(v, 6) for name, v in effect.models.items()})
