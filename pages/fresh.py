@@ -77,7 +77,7 @@ def tasks() -> str:
         of_row = {names.get(task, task) for task in itertools.chain(*row["effect"].tasks.values())}
         claims.setdefault(tuple(sorted(of_row)), []).append(f"({row['claim']})")
     parts = (f"{', '.join(of)} {', '.join(on)}" for on, of in claims.items())
-    return paragraph(f"Tasks, of a model those that need its experts: {'; '.join(parts)}.")
+    return paragraph(f"Tasks, of a model those that need its experts. {'. '.join(parts)}.")
 
 
 def verdicts() -> str:
@@ -99,8 +99,9 @@ def summary() -> str:
     wide = Counter(row["verdict"] for row in rows if not row["conditional"])
     return paragraph(
         f"Of the {counts.total()} primary contrasts of the claims, on five models that were "
-        f"trained after the rules had been committed: {parts}, {wide['confirmed']} of these over "
-        "families, too, all corrected by Holm ([the confirmatory run](docs/explanation/fresh.md))."
+        f"trained after the rules had been committed: {parts}. Holm's correction, "
+        f"as of these verdicts, confirms {wide['confirmed']} of these over families, too "
+        "([the confirmatory run](docs/explanation/fresh.md))."
     )
 
 
