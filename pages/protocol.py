@@ -119,15 +119,16 @@ def primary_table(run: str) -> str:
     """Return the primary contrasts of a run with their power."""
     rows = []
     for row in primary(run):
-        cells = ["–", "–"]
+        cell = "–"
         if row["endpoint"] == "accuracy":
             plan, expected = planned(run, row), row["contrast"].expect
             depth = expected.depth(0.0)
             inside = not expected.is_direction and depth > 0
             decidable = plan.inv_cdf(protocol()["power_wanted"])
-            cells = [f"{decidable:.2f}", f"{100 * plan.cdf(depth):.0f} %" if inside else "–"]
-        rows.append((*in_words(row), *cells))
-    head = ("claim", "expected", "decidable, points", "power at 0")
+            power = f"; {100 * plan.cdf(depth):.0f} %" if inside else ""
+            cell = f"{decidable:.2f}{power}"
+        rows.append((*in_words(row), cell))
+    head = ("claim", "expected", "decidable, points; power at 0")
     return table(head, rows)
 
 
