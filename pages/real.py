@@ -230,15 +230,17 @@ def caption() -> str:
     for row in rows[rows["method"] != "score"].sort_values("bits").itertuples():
         title = metric_title(row.method)
         if "device" in row.setting:
-            title += f" of devices ({row.dropped:.0%} dropped, fullest expert {row.after:.1f})"
+            share = f"{100 * row.dropped:.0f} %"
+            title += f" of devices ({share} dropped, fullest expert {row.after:.1f})"
         others.append(f"{title} by {shown(row.bits, '{:+.4f}')}")
     cells = cells_of(_BASELINE, TEXT)
     return paragraph(
         f"*SmolLM2-135M-Instruct, whose neurons were divided into experts, on {cells['n'].iloc[0]} "
         f"passages of Wikipedia: {cells['value'].iloc[0]:.3f} bits per byte without a capacity. At "
         f"γ=1 {100 * score['dropped']:.0f} % of the (token, expert) pairs are dropped, and the "
-        f"fullest expert falls from {score['before']:.1f} to {score['after']:.1f} times the mean "
-        f"load. Token Drop changes the bits per byte by {in_bits}, {', '.join(others)}. Whiskers: "
+        f"fullest expert of any layer and forward falls from {score['before']:.1f} to "
+        f"{score['after']:.1f} times the mean load. "
+        f"Token Drop changes the bits per byte by {in_bits}, {', '.join(others)}. Whiskers: "
         "95 % intervals over passages. One model of one size, not by its authors: [what was "
         "asked, and what is missing](docs/explanation/real_text.md).*"
     )
