@@ -78,10 +78,16 @@ _MORE: Final = f"""
 
 def main(words: Sequence[str] | None = None) -> int | None:
     """Call the subcommand that words name, ``run`` if they name none, and return its status."""
-    words = [_with_home(word) for word in (sys.argv[1:] if words is None else words)]
+    # The home directory stands for each ``~`` that begins a path, also in quotes: a shell says so
+    # only of some words, not of ``--out=~/mine`` nor of ``data.root="~/mine"``.
+    tilde, words = r"(?<![^=,\['\"])~(?=/|['\"]?$)", sys.argv[1:] if words is None else words
+    words = [re.sub(tilde, lambda _: str(Path.home()), word) for word in words]
     first = words[0] if words else ""
     if first in ("-h", "--help"):
-        print(_help())
+        groups: dict[str, str] = {}
+        for name, (title, summary, _) in subcommands().items():
+            groups[title] = f"{groups.get(title, title)}\n  {name:10}  {summary}"
+        print("\n\n".join([_HELP.rstrip(), *groups.values(), _MORE.strip()]))
         return 0
     if first[:1].isalpha() and not set(first) & set("=@/"):
         words = words[1:]
@@ -98,21 +104,6 @@ def main(words: Sequence[str] | None = None) -> int | None:
     *_, function = _OF_SUITE.get(first) or subcommands()[first]
     result: int | None = resolve_name(function)(words)
     return result
-
-
-def _with_home(word: str) -> str:
-    """Return a word with the home directory for each ``~`` that begins a path, also in quotes.
-
-    A shell does so only in some words: not in ``--out=~/mine`` nor in ``data.root="~/mine"``.
-    """
-    return re.sub(r"(?<![^=,\['\"])~(?=/|['\"]?$)", lambda _: str(Path.home()), word)
-
-
-def _help() -> str:
-    groups: dict[str, str] = {}
-    for name, (title, summary, _) in subcommands().items():
-        groups[title] = f"{groups.get(title, title)}\n  {name:10}  {summary}"
-    return "\n\n".join([_HELP.rstrip(), *groups.values(), _MORE.strip()])
 
 
 def program() -> None:

@@ -72,12 +72,11 @@ def forecast(plans: Sequence[CellPlan]) -> str:
         f"Missing cells: {len(missing)} of {len(plans)}. None was computed now; the same command "
         "without plan=true computes them."
     )
-    end = f"In one process: {duration(sum(times))}, without loading models"
+    total = f"In one process: {duration(sum(times))}, without loading models"
+    end = total if times else "The time is not known"
     if len(times) < len(rows):
-        end += (
-            f", for {len(times)} of {len(rows)} rows; a cell of few documents (limit=N) in the "
-            "same results_dir gives the others a time"
-        )
+        end += f", for {len(times)} of {len(rows)} rows" if times else ""
+        end += "; a cell of few documents (limit=N) in the same results_dir gives a row its time"
     return "\n".join([head, aligned(rows, _NUMBERS), *notes, f"{end}."])
 
 

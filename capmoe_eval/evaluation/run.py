@@ -476,6 +476,8 @@ def finished_record(plan: CellPlan) -> Record | None:
             f"{now}); compute it again with overwrite=true, choose another results_dir, or delete "
             "the old results"
         )
+    if (factor := plan.cell.method.written) is not None and factor.calibration is None:
+        factor.check_layers(len(record.layers))
     return record
 
 

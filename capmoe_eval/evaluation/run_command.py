@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,9 +30,10 @@ from capmoe_eval.experiment.composition import (
 from capmoe_eval.experiment.configuration import (
     CellPlan,
     check_overrides,
+    expand_parts,
     knobs_without_effect,
     model_notes,
-    plans,
+    plans_at,
 )
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.processes import process_rank
@@ -112,10 +113,13 @@ def evaluate(jobs: Iterable[tuple[Sequence[str], DictConfig]], words: Sequence[s
         UsageError: For a mistake in the words, or one that concerns all cells.
     """
     cells: dict[Path, CellPlan] = {}
+    points: list[dict[str, Any]] = []
     for overrides, config in jobs:
         check_overrides(config, overrides)
-        cells |= {plan.path: plan for plan in plans(config)}
-    for line in knobs_without_effect(words, cells.values()):
+        expanded = [point for part in expand_parts(config).values() for point in part()]
+        cells |= {plan.path: plan for plan in plans_at(expanded)}
+        points += expanded
+    for line in knobs_without_effect(words, points):
         print_warning(line)
     if config.plan:
         from capmoe_eval.evaluation.forecast import forecast

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,13 +37,11 @@ from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.observation import CellObserver, chosen_observers
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import read_records, stored
-from capmoe_eval.experiment.settings import (
-    TASK_DEFAULTS,
-    check_keys,
-    named_methods,
-)
-from capmoe_eval.routing.knobs import check
-from capmoe_eval.routing.registry import create_method, knobs, without_effect
+from capmoe_eval.experiment.settings import TASK_DEFAULTS, check_keys
+from capmoe_eval.routing.capacity import factor_forms
+from capmoe_eval.routing.knobs import LARGEST, check
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import STOCK, create_method, knobs, without_effect
 
 LEFT_OUT = "left out"
 """The beginning of a note on a record that cannot be read."""
@@ -51,6 +50,13 @@ _OPTIONS = (
     *("device", "device_map", "threads", "parallel"),
     *("overwrite", "allow_code_execution", "log_samples"),
 )
+_EFFECTS: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "gamma": ((0.0, math.inf), "layer_gammas stands in its place"),
+    "ep_size": ((1, LARGEST), "no capacity and no candidate depends on the ranks"),
+    "batch_size": ((1,), "the tasks have their own"),
+    "max_num_batched_tokens": ((None,), "it is of backend=vllm"),
+}
+"""Other values, and the reason where a key has no effect in their place; a knob has a default."""
 
 
 @dataclass(frozen=True)
@@ -236,15 +242,39 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
         )
 
 
-def knobs_without_effect(overrides: Sequence[str], plans: Iterable[CellPlan]) -> Iterator[str]:
-    """Yield a line for each override, ``knob=value``, that no method of the planned cells has."""
-    # A method may be recorded as another, as which it computes; a user knows the one that is named.
-    recorded = (plan.cell.method.name for plan in plans)
-    names = [*named_methods(overrides), *recorded]
-    for override in overrides:
-        why = without_effect(override.partition("=")[0], names)
-        if why and override != "gamma=inf":  # the baseline, as which it computes
-            yield f"{override}: {why}"
+def knobs_without_effect(words: Sequence[str], points: Sequence[Any]) -> Iterator[str]:
+    """Yield a line for each word, ``knob=value``, that changes no cell of points of a grid.
+
+    A word that sets the default changes nothing and gets no line, unless no method has the
+    knob. A further line names an ``ep_size`` at which a method with a capacity is the baseline.
+    """
+
+    def cells(point: Mapping[str, Any], **changes: object) -> set[str] | None:
+        try:
+            return {plan.cell.digest for plan in plans_at([{**point, **changes}])}
+        except UsageError:  # the other value cannot be
+            return None
+
+    methods = [point["method"] for point in points]
+    effects = {**{name: ((knob.default,), knob.help) for name, knob in knobs().items()}, **_EFFECTS}
+    del effects["layer_gammas"]  # it has an effect, or is refused
+    for word in words:
+        key = word.partition("=")[0]
+        others, why = effects.get(key, ((), ""))
+        pairs = [(p, other) for p in points for other in others if p[key] != other]
+        if line := without_effect(key, methods):
+            if word != "gamma=inf":  # the baseline, as which it computes
+                yield f"{word}: {line}"
+        elif pairs and all(cells(p) == cells(p, **{key: other}) for p, other in pairs):
+            yield f"{word}: has no effect on these cells ({why})"
+    yield from dict.fromkeys(
+        f"ep_size={p['ep_size']}: method={p['method']} gamma={p['gamma']} is the baseline: the "
+        "capacity of a device has room for all pairs where gamma is not below ep_size"
+        for p in points
+        if p["method"] != STOCK
+        and _method(p).is_stock
+        and not _method({**p, "ep_size": LARGEST}).is_stock
+    )
 
 
 def plans(config: DictConfig) -> list[CellPlan]:
@@ -299,6 +329,13 @@ def refuse_experiment(overrides: Sequence[str]) -> None:
             )
 
 
+def _method(config: Mapping[str, Any]) -> Method:
+    gamma = config["gamma"]
+    if config["layer_gammas"] and gamma not in [form.keyword for form in factor_forms()]:
+        gamma = None  # it may be the model's
+    return create_method(config["method"], gamma, **{knob: config[knob] for knob in knobs()})
+
+
 def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
     model, task = config["model"], TASK_DEFAULTS | config["tasks"][task_name]
     root = task["data_root"] or config["data"]["root"]
@@ -309,9 +346,7 @@ def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
             dtype=config["dtype"],
             attention=config["attention"],
         ),
-        method=create_method(
-            config["method"], config["gamma"], **{knob: config[knob] for knob in knobs()}
-        ),
+        method=_method(config),
         task=TaskId(task_name, **{field: task[field] for field in TASK_FIELDS}),
         **{
             **{field: config[field] for field in CELL_FIELDS},

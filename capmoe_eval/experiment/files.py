@@ -68,8 +68,13 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
             with suppress(OSError):  # another process has written to it
                 parent.rmdir()
         raise
-    if durable:
-        _sync(place.parent)
+    if durable:  # the directory, too, which has the new name, where the file system does that
+        with suppress(OSError):
+            number = os.open(place.parent, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
 
 
 def _place(path: Path) -> Path:
@@ -104,16 +109,6 @@ def _stream(path: Path) -> BinaryIO:
     number = _OUTPUTS.get(str(path))
     number = os.open(path, os.O_WRONLY | os.O_NOCTTY) if number is None else os.dup(number)
     return os.fdopen(number, "wb")
-
-
-def _sync(directory: Path) -> None:
-    """Write a directory to the disk, where the file system does that; the new name is in it."""
-    with suppress(OSError):
-        number = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -164,8 +164,9 @@ def check_words(words: Sequence[str]) -> None:
             continue
         section = fields(path[1])
         if not section and path[1] not in {*keys(), *GROUPS, "grid", "parts"}:
-            for name in named_methods(words):  # the key may be a knob of a method that is not there
-                method_class(name)
+            for other in words:  # the key may be a knob of a method that is not there
+                if re.fullmatch(r"method=\w+(,\w+)*", other):
+                    list(map(method_class, other.removeprefix("method=").split(",")))
             check_installed(path[1])
             raise bad_choice(
                 "key", path[1], sorted({*keys(), *GROUPS, *_SECTIONS, "grid", "parts"})
@@ -215,10 +216,3 @@ def _check_section(name: str, section: object, types: Mapping[str, Any]) -> None
     for field, annotation in types.items():
         if field in section:
             check(f"{name}.{field}", section[field], annotation)
-
-
-def named_methods(words: Iterable[str]) -> list[str]:
-    """Return the names that ``method=NAME`` or ``method=NAME,NAME`` gives on a command line."""
-    values = [word.removeprefix("method=") for word in words if word.startswith("method=")]
-    plain = [value for value in values if re.fullmatch(r"\w+(,\w+)*", value)]
-    return [name for value in plain for name in value.split(",")]

@@ -90,7 +90,10 @@ class Paired:
 
         A unit is a document, or an image: the answers to one image depend on each other.
         """
-        return _by_unit(self.differences, self.images)
+        if self.images is None:
+            return self.differences
+        of_image = np.bincount(self.images, self.differences).astype(np.float64)
+        return of_image * (len(of_image) / len(self.images))
 
     @property
     def flips(self) -> float:
@@ -151,14 +154,6 @@ def by_document(tasks: Sequence[Floats]) -> Sequence[Floats]:
         return tasks
     mean: Floats = np.mean(tasks, axis=0)
     return [mean]
-
-
-def _by_unit(values: Floats, images: NDArray[np.int64] | None) -> Floats:
-    """Return the documents' values by image, or as they are; the mean stays."""
-    if images is None:
-        return values
-    of_image = np.bincount(images, values).astype(np.float64)
-    return of_image * (len(of_image) / len(images))
 
 
 def _other(run: Mapping[str, tuple[str, int]], than: Mapping[str, tuple[str, int]]) -> str | None:

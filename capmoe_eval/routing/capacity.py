@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Number
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
@@ -105,6 +105,9 @@ class CapacityFactor:
     calibration: ClassVar[str | None] = None  # the kind of calibration that chooses the factors
 
     gamma: float | tuple[float, ...] = ()
+    listed: int | None = field(
+        default=None, compare=False, repr=False
+    )  # factors of the user's list
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> CapacityFactor:
@@ -116,7 +119,8 @@ class CapacityFactor:
                 "example layer_gammas=[1.0,1.5]"
             )
         factors = tuple(_number("layer_gammas", gamma) for gamma in gammas)
-        return CapacityFactor(factors[0] if len(set(factors)) == 1 else factors)
+        gamma = factors[0] if len(set(factors)) == 1 else factors
+        return CapacityFactor(gamma, listed=len(factors))
 
     @property
     def uniform(self) -> float | None:
@@ -129,10 +133,11 @@ class CapacityFactor:
 
     def check_layers(self, layers: int) -> None:
         """Raise a UsageError if the factor does not fit a model with ``layers`` MoE layers."""
-        if isinstance(self.gamma, tuple) and len(self.gamma) != layers:
+        listed = len(self.gamma) if isinstance(self.gamma, tuple) else self.listed
+        if listed not in (None, layers):
             raise UsageError(
-                f"layer_gammas: {len(self.gamma)} capacity factors for {layers} MoE layers; give "
-                "one for each layer"
+                f"layer_gammas: {listed} capacity factors for {layers} MoE layers; give one for "
+                "each layer"
             )
 
     @property
@@ -208,7 +213,10 @@ def parse_factor(gamma: object, settings: Mapping[str, Any] | None = None) -> Ca
             f"{form.selector}={shown(values[form.selector])}: is of gamma={form.keyword}; set "
             "that, or leave it out"
         )
-    return form.from_settings(values)
+    factor = form.from_settings(values)
+    if form.keyword is None and gamma is not None and parse_factor(gamma) != factor:
+        raise UsageError(f"gamma={shown(gamma)}: layer_gammas has other factors; leave one out")
+    return factor
 
 
 def gamma_json(gamma: float | None) -> float | str | None:

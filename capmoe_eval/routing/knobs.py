@@ -90,9 +90,7 @@ def field_types(kind: Any) -> dict[str, Any]:
     return {name: hints[name] for name in names if name not in of_objects}
 
 
-@functools.cache
-def _annotations(kind: Any) -> dict[str, Any]:
-    return inspect.get_annotations(kind, eval_str=True)
+_annotations = functools.cache(functools.partial(inspect.get_annotations, eval_str=True))
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:

@@ -98,6 +98,8 @@ class Method:
     modality: str = "uniform"
     max_k: bool = False
 
+    written: CapacityFactor | None = None  # of a canonical form: γ as the user wrote it
+
     def __post_init__(self) -> None:
         for name, knob in declared_knobs(type(self)).items():
             if name != "gamma":
@@ -181,11 +183,6 @@ class Method:
         """The setting that makes a decision depend on the image tokens, or None."""
         return None
 
-    @property
-    def uses_ranks(self) -> bool:
-        """True if the method depends on the number of ranks."""
-        return "ep_size" in self.effective()
-
     def calibrated_rule(self, n_experts: int) -> CalibratedRule | None:
         """Return the rule of a layer's calibrated tensor; None if the decision reads none."""
         if not self.is_placed:
@@ -206,7 +203,7 @@ class Method:
                 f"placement={self.placement}: under parallel=ep the placement is "
                 "contiguous; leave one of the two out"
             )
-        if self.uses_ranks and self.ep_size != processes:
+        if "ep_size" in self.effective() and self.ep_size != processes:
             raise UsageError(
                 f"ep_size={self.ep_size}: {processes} processes were started, and under "
                 f"parallel=ep each is a rank; set ep_size={processes}, or start {self.ep_size}"
@@ -215,8 +212,8 @@ class Method:
     def check_layers(self, layers: int, n_experts: int, top_k: int) -> None:
         """Raise a UsageError if the method does not fit a model with such MoE layers."""
         experts_per_rank(n_experts, self.ep_size)
-        if self.factor is not None:
-            self.factor.check_layers(layers)
+        if (factor := self.written or self.factor) is not None:
+            factor.check_layers(layers)
 
     # The identity.
 
@@ -239,7 +236,9 @@ class Method:
             method = simpler
         declared = declared_knobs(type(method))
         idle = {name: declared[name].default for name in declared.keys() - method.effective()}
-        return dataclasses.replace(method, **idle)  # type: ignore[type-var]
+        method = dataclasses.replace(method, **idle)  # type: ignore[type-var]
+        method._set("written", self.written or self.factor)
+        return method
 
     def converted(self, method: type[_M], **settings: Any) -> _M:
         """Return a method of another class with the knobs that both classes have."""

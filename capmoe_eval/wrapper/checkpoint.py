@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,13 +56,19 @@ def load_checkpoint(
     """
     with one_line(field, name, revision):
         resolved = resolve_revision(name, revision)  # once, for a branch may move meanwhile
-        model, report = kind.from_pretrained(
-            name,
-            revision=resolved,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that the error below can name them
-            **{"trust_remote_code": False, **settings},
-        )
+        try:
+            model, report = kind.from_pretrained(
+                name,
+                revision=resolved,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that the error below can name them
+                **{"trust_remote_code": False, **settings},
+            )
+        except RuntimeError as error:  # it names no tensor, and its report is in the log alone
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            if "loading_info" not in frame.f_locals:
+                raise
+            model, report = frame.f_locals["model"], vars(frame.f_locals["loading_info"])
     mismatched = {
         key: f"{key} {tuple(stored)} for {tuple(expected)}"
         for key, stored, expected in report["mismatched_keys"]
@@ -75,6 +82,7 @@ def load_checkpoint(
     missing = set(report["missing_keys"]) - mismatched.keys()
     unfit: dict[str, Collection[str]] = {
         "has tensors of other shapes than the model": mismatched.values(),
+        "lacks parts of tensors of the model": report.get("conversion_errors", ()),
         "lacks tensors of the model, random numbers would stand in for them": missing,
         "has tensors of layers that the model has no place for": surplus,
     }
@@ -103,7 +111,7 @@ def check_tokenizer(field: str, name: str, tokenizer: Any) -> None:
     Raises:
         UsageError: If it has no tokens but special ones, or none that begins or ends a text.
     """
-    setting = "model.tokenizer" if field.startswith("model.") else "tokenizer"
+    setting = field.replace("pretrained", "tokenizer")
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise UsageError(
             f"{field}={name}: its tokenizer has neither a bos_token nor an eos_token, which "
@@ -169,15 +177,20 @@ def one_line(field: str, name: str | Path, revision: str | None = None) -> Itera
         if absent := _absent_revision(field, name, revision):
             raise UsageError(absent) from error
         reason = first_line(error)
-        if str(name).startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
+        is_local = Path(name).expanduser().exists()
+        if str(name).startswith(("/", ".", "~")) and not is_local:
             reason = "no such directory"
         elif not isinstance(error, (OSError, ValueError)):
             reason = kind_and_place(error)
-        embedded = ", or use an embedded model, for example model=tiny_olmoe"
-        raise UsageError(
-            f"{field}={name}: cannot be loaded ({reason}); set {field}=PATH to a local copy, or "
-            f"HF_ENDPOINT to a mirror of the hub{embedded if field.startswith('model.') else ''}"
-        ) from error
+        advice = f"set {field}=PATH to a local copy, or HF_ENDPOINT to a mirror of the hub"
+        if is_local:
+            advice = "get the whole checkpoint again"
+            files = [place.filename for place in traceback.extract_tb(error.__traceback__)]
+            if "tokeniz" in " ".join(files):
+                advice = f"set {field.replace('pretrained', 'tokenizer')}=PATH to a whole tokenizer"
+        elif field.startswith("model."):
+            advice += ", or use an embedded model, for example model=tiny_olmoe"
+        raise UsageError(f"{field}={name}: cannot be loaded ({reason}); {advice}") from error
 
 
 def _absent_revision(field: str, name: str | Path, revision: str | None) -> str | None:

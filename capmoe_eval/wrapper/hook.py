@@ -299,7 +299,11 @@ class _Forward:
         self._plan: ForwardPlan | None = None  # of the forward that runs
         # Without a capacity a decode step needs no count of its tokens, unless they are recorded.
         self.generation = Generation(
-            model, lambda: meter.method.decode != "unconstrained" or meter.sees_every_forward
+            model,
+            lambda: (
+                meter.method.decode != "unconstrained"
+                or any(observer.every_forward for observer in meter.observers)
+            ),
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -87,11 +87,6 @@ class Meter:
         """Show the following forwards to another observer."""
         self.observers.append(observer)
 
-    @property
-    def sees_every_forward(self) -> bool:
-        """True if an observer asks for forwards that are not under the method, too."""
-        return any(observer.every_forward for observer in self.observers)
-
     @contextmanager
     def real_tokens(self, mask_BS: Tensor) -> Iterator[None]:
         """Mark the real tokens of the forwards of a ``with`` block, without an attention mask.

@@ -15,7 +15,7 @@ import inspect
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,11 @@ def embedded_hub(name: str, split: str = "test") -> Path:
     folders = [SOURCES]
     if seed is not None:
         folders.append(Path(inspect.getfile(generator(name))).parent)
-    directory = cache / f"{name}{f'-{split}' if is_world else ''}-{_sources_hash(folders)}"
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in folders for path in folder.rglob("*")):
+        if path.suffix in (".py", ".yaml", ".parquet"):
+            digest.update(path.read_bytes())
+    directory = cache / f"{name}{f'-{split}' if is_world else ''}-{digest.hexdigest()[:16]}"
     if directory.is_dir():
         return directory
     content = documents(name, split)
@@ -93,14 +97,6 @@ def embedded_hub(name: str, split: str = "test") -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return directory
-
-
-def _sources_hash(folders: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for folder in folders for path in folder.rglob("*")):
-        if path.suffix in (".py", ".yaml", ".parquet"):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def write_documents(directory: Path, content: Mapping[str, Configs], *, title: str) -> None:

@@ -42,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def command() -> int:
         asked = options.name.split(",")
-        chosen = list(figures().values()) if asked == ["all"] else [*map(_chosen, asked)]
+        chosen = list(figures().values()) if asked == ["all"] else []
+        for name in asked if asked != ["all"] else ():  # a figure, or a directory of results
+            directory = None if name in figures() else named_directory(name)
+            chosen.append(get_figure(name) if directory is None else sweep_figure(directory))
         experiment = FigurePlans(options.overrides)
 
         def sources(spec: Spec) -> Sources:
@@ -72,9 +75,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return min(status, 1) if len(chosen) > 1 else status
 
     sys.exit(run_command(command))
-
-
-def _chosen(name: str) -> Spec:
-    """Return the figure of a name; of a directory, which is none, that of all its results."""
-    directory = None if name in figures() else named_directory(name)
-    return get_figure(name) if directory is None else sweep_figure(directory)

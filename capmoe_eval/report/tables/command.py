@@ -102,20 +102,16 @@ def main(words: Sequence[str] | None = None) -> None:
             return render_sweep(root)
         # One table that cannot be rendered takes no other with it.
         check_writable("--out", arguments.out)
-        if not arguments.published:
-            _check_results(arguments.overrides)
+        named = any(word.lstrip("+").startswith("results_dir=") for word in arguments.overrides)
+        if named and not arguments.published:
+            results = Path(str(cell_config(arguments.overrides).results_dir))
+            if not any(place.is_dir() for place in directories(results)):
+                line = f"results_dir={results}: no such directory; name one that has records"
+                raise UsageError(line)
         names = _wanted(arguments.name, arguments.published)
         return run_all([functools.partial(render, *table) for table in names])
 
     sys.exit(run_command(render_all))
-
-
-def _check_results(overrides: Sequence[str]) -> None:
-    """Refuse a results directory that was named and is not there, by a UsageError."""
-    if any(word.lstrip("+").startswith("results_dir=") for word in overrides):
-        results = Path(str(cell_config(overrides).results_dir))
-        if not any(place.is_dir() for place in directories(results)):
-            raise UsageError(f"results_dir={results}: no such directory; name one that has records")
 
 
 def _refuse_nothing(table: pd.DataFrame, folder: Path) -> None:

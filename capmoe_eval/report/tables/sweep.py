@@ -86,18 +86,12 @@ def _mean(same: pd.DataFrame, scale: float) -> dict[str, object]:
     if error is None:
         return cell
     low, high = mean - _REACH * error, mean + _REACH * error
-    if scale == _PERCENT:
-        low, high = _interval(mean / scale, error / scale, count)
+    if scale == _PERCENT:  # Wilson's interval of a share, of as many documents as its error is of
+        variance = mean / scale * (1 - mean / scale)
+        square = _REACH**2 / (variance / (error / scale) ** 2 if variance and error else count)
+        centre, reach = mean / scale + square / 2, math.sqrt(square * variance + square**2 / 4)
+        low, high = ((centre + end) / (1 + square) * scale for end in (-reach, reach))
     return cell | {"stderr": error, "low": low, "high": high}
-
-
-def _interval(share: float, error: float, documents: int) -> tuple[float, float]:
-    """Return Wilson's interval of a share in percent, of as many documents as its error is of."""
-    variance = share * (1 - share)
-    square = _REACH**2 / (variance / error**2 if variance and error else documents)
-    centre, reach = share + square / 2, math.sqrt(square * variance + square**2 / 4)
-    low, high = ((centre + end) / (1 + square) * _PERCENT for end in (-reach, reach))
-    return low, high
 
 
 def settings_of(cells: pd.DataFrame) -> pd.Series[str]:

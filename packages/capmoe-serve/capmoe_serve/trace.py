@@ -331,8 +331,8 @@ def _check_ids(id_TK: Array, n_experts: int, layer: int) -> None:
     """Refuse experts of a layer that do not exist or stand twice."""
     if (highest := int(id_TK.max())) >= n_experts:
         raise UsageError(
-            f"expert_TLK={highest}: experts are numbered from 0 to {n_experts - 1}; set "
-            "n_experts to the routed experts of a layer"
+            f"expert_TLK={highest}: experts are numbered from 0 to {n_experts - 1}; give the "
+            "routed experts of a layer (--experts, in Python n_experts)"
         )
     for first_T, second_T in itertools.combinations(id_TK.T, 2):  # faster than to sort
         if (is_twice_T := first_T == second_T).any():
