@@ -132,6 +132,7 @@ MAIN: dict[str, str] = {
     "attention=flash_attention_2 tasks=obqa": "flash_attention_2: this model cannot use it here",
     "tasks.obqa.fewshot=5000 tasks=obqa": "tasks.obqa.fewshot=5000: openbookqa has ",
     "layer_gammas=[1,2] tasks=obqa": "layer_gammas: 2 capacity factors for 4 MoE layers",
+    "layer_gammas=[1,1] tasks=obqa": "layer_gammas: 2 capacity factors for 4 MoE layers",
     "ep_size=7 tasks=obqa": "ep_size=7: 64 experts cannot be spread evenly over 7 ranks",
     # Groups and keys.
     "tasks=[]": "tasks=",

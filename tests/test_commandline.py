@@ -170,6 +170,41 @@ def test_a_broken_invariant_is_said_to_need_mending(
     assert err.count("An invariant is broken: mend the method, or report it") == 1
 
 
+NO_EFFECT: dict[str, tuple[str, ...]] = {
+    "method=score modality=image_first": ("modality=image_first: has no effect on these cells",),
+    "method=score budget_of=scores seed=2": (
+        "budget_of=scores: has no effect on these cells (of gamma=adaptive",
+        "seed=2: has no effect on score; it is a knob of random",
+    ),
+    "method=score max_num_batched_tokens=100": (
+        "max_num_batched_tokens=100: has no effect on these cells (it is of backend=vllm)",
+    ),
+    "method=score gamma=1.0 layer_gammas=[2.0,2.0,2.0,2.0]": (
+        "gamma=1.0: has no effect on these cells (layer_gammas stands in its place)",
+    ),
+    "method=score gamma=1.0 granularity=device ep_size=1": (
+        "ep_size=1: method=score gamma=1.0 is the baseline: the capacity of a device has room",
+    ),
+    "method=score scope=sequence ep_size=2": ("ep_size=2: has no effect on these cells",),
+    # These have an effect, or are what holds without them.
+    "method=token_reroute gamma=1.0 rounds=1": (),
+    "method=score gamma=inf": (),
+    "method=score gamma=1.0 modality=uniform ep_size=1": (),
+    "-m method=score gamma=1.0 granularity=expert,device ep_size=2": (),
+    "-m method=score,baseline gamma=1.0 scope=sequence": (),
+    "-m backend=transformers,vllm max_num_batched_tokens=100 method=score": (),
+}
+
+
+@pytest.mark.parametrize("words", NO_EFFECT)
+def test_a_knob_that_changes_no_cell_is_named(words: str, shell: Shell) -> None:
+    _, _, err = shell(*words.split(), "model=tiny_olmoe", "tasks=obqa", "plan=true")
+    lines = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == len(NO_EFFECT[words]), lines
+    for line, beginning in zip(lines, NO_EFFECT[words], strict=True):
+        assert line.startswith(f"warning: {beginning}")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
 def test_what_has_no_effect_is_warned_of(shell: Shell) -> None:

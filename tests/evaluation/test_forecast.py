@@ -37,6 +37,7 @@ def test_a_forecast_has_the_documents_and_the_weights_of_what_is_missing(
     loaded = load_lm(cell.model, "cpu", 1).model
     size = sum(p.numel() * p.element_size() for p in loaded.parameters()) / 2**30
     assert f"{name}: {size:.2f} GiB of weights" in text
+    assert text.splitlines()[-1].startswith("The time is not known; a cell of few documents")
 
 
 def test_its_times_are_of_like_records_alone(tmp_path: Path) -> None:

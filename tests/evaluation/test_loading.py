@@ -137,6 +137,8 @@ def cut(file: str, keep: int) -> Damage:
     return lambda directory: (directory / file).write_bytes((directory / file).read_bytes()[:keep])
 
 
+WHOLE = r"cannot be loaded \(.*\); get the whole checkpoint again$"
+TOKENIZER = r"cannot be loaded \(.*\); set (model\.)?tokenizer=PATH to a whole tokenizer$"
 # In the files Mixtral's experts are block_sparse_moe.experts.N.w1, w2 and w3, one by one.
 DAMAGES: list[tuple[Damage, str]] = [
     (
@@ -145,13 +147,19 @@ DAMAGES: list[tuple[Damage, str]] = [
     ),
     (without("layers.1.block_sparse_moe.experts.3."), r"other shapes.*experts.*\(7, .* for \(8, "),
     (without("gate.weight"), r"lacks tensors.*\(3: model\.layers\.0\.mlp\.gate\.weight"),
+    (
+        without("layers.1.block_sparse_moe.experts.3.w1."),
+        r"lacks parts of tensors.*\(1: model\.layers\.1\.mlp\.experts\.gate_up_proj\); get",
+    ),
     (config(num_hidden_layers=4), r"lacks tensors.*model\.layers\.3"),
     (config(num_hidden_layers=2), r"has tensors of layers that the model has no place.*layers\.2"),
     (config(num_local_experts=4), r"has tensors of other shapes.*\(8, .* for \(4, "),
-    (config(model_type="mixtrall"), "cannot be loaded"),
-    (cut("model.safetensors", -30), "cannot be loaded"),
-    (cut("tokenizer.json", 100), "cannot be loaded"),
-    (lambda directory: (directory / "model.safetensors").unlink(), "cannot be loaded"),
+    (config(model_type="mixtrall"), WHOLE),
+    (cut("model.safetensors", -30), WHOLE),
+    (cut("config.json", 30), WHOLE),
+    (cut("tokenizer.json", 100), TOKENIZER),
+    (lambda directory: (directory / "tokenizer.json").unlink(), TOKENIZER),
+    (lambda directory: (directory / "model.safetensors").unlink(), WHOLE),
 ]
 
 

@@ -224,9 +224,27 @@ def test_a_method_and_a_name_are_two_ways_to_the_same() -> None:
     assert create_method("score", layer_gammas=(math.inf, math.inf)) == create_method("baseline")
 
 
+@pytest.mark.parametrize("gammas", [[1.0], [1.0] * 3, [math.inf], [0.0] * 3, [8.0]])
+def test_a_list_of_equal_factors_has_one_for_each_layer(gammas: list[float]) -> None:
+    """Although it is the method of one factor, which may be the baseline."""
+    settings = {"ep_size": 8, "granularity": "device"}
+    method = create_method("score", layer_gammas=gammas, **settings)
+    assert method == create_method("score", gammas[0], **settings)
+    line = f"layer_gammas: {len(gammas)} capacity factors for 2 MoE layers"
+    for each in (method, method.canonical()):
+        is_refused(line, each.check_layers, 2, 8, 2)
+        each.check_layers(len(gammas), 8, 2)
+        if each.factor is not None:
+            each.at(1.0).check_layers(2, 8, 2)
+
+
 @pytest.mark.parametrize(
     ("knobs", "line"),
     [
+        (
+            {"name": "score", "gamma": 1.0, "layer_gammas": [2.0, 2.0]},
+            "gamma=1.0: layer_gammas has other factors; leave one out",
+        ),
         ({"name": "score", "gamma": np.True_}, "gamma=True: the capacity factor must be"),
         ({"name": "score", "gamma": b"1"}, "gamma=b'1': the capacity factor must be"),
         ({"name": "score", "gamma": 1, "eq_size": 8}, "knob=eq_size: did you mean 'ep_size'?"),

@@ -87,7 +87,7 @@ BESIDE = completion(None, sglext={"routed_experts": "AAAA"})
         (completion(npy(IDS[0])), r"line 1: routed_experts: int64 \[2, 2\]"),
         (completion("bm8="), "line 1: routed_experts: "),
         (completion(npy(np.array([None]))), "line 1: routed_experts: .*allow_pickle"),
-        (completion(npy(IDS + 1)), "expert_TLK=6: experts are numbered from 0 to 5"),
+        (completion(npy(IDS + 1)), "expert_TLK=6: experts are numbered from 0 to 5; .*--experts"),
         (completion([[[0, -1]], [[1, 2]]]), "token 0 lacks experts"),
         (completion(npy(IDS * 0)), "all are 0 or -1, so that the server recorded no expert"),
         (completion(npy(IDS[:, :, :1].repeat(2, 2))), "expert 0 twice in layer 0.*leaves 0 where"),
