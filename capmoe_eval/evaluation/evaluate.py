@@ -94,7 +94,12 @@ def evaluate(
     finally:
         lm.release()
     seconds = time.perf_counter() - started
-    value, stderr = _headline(cell, result["results"])
+    scores, key = result["results"][cell.task.lm_eval], f"{cell.task.metric},{cell.task.filter}"
+    if key not in scores:
+        metrics = [name for name in scores if "," in name and "_stderr," not in name]
+        raise bad_choice(f"task {cell.task.name}: metric,filter", key, metrics)
+    error = scores.get(f"{cell.task.metric}_stderr,{cell.task.filter}")
+    stderr = float(error) if isinstance(error, (int, float)) and math.isfinite(error) else None
     documents = _documents(cell, parts, result["samples"], lm.batches)
     if samples is not None:
         lines = (
@@ -111,7 +116,7 @@ def evaluate(
         "schema": SCHEMA,
         "cell": cell.identity(),
         "digest": cell.digest,
-        "value": value,
+        "value": float(scores[key]),
         "stderr": stderr,
         "n": sum(len(part["correct"]) for part in documents.values()),
         "documents": documents,
@@ -249,18 +254,6 @@ def _serializable(value: Any) -> Any:
         # lm-eval names the module of a file outside its own tasks by the file's whole path.
         return f"{Path(named.__module__).name}.{named.__qualname__}"
     return handle_non_serializable(value)
-
-
-def _headline(cell: Cell, results: dict[str, Any]) -> tuple[float, float | None]:
-    """Return the cell's metric and its standard error, as fractions."""
-    scores = results[cell.task.lm_eval]
-    key = f"{cell.task.metric},{cell.task.filter}"
-    if key not in scores:
-        metrics = [name for name in scores if "," in name and "_stderr," not in name]
-        raise bad_choice(f"task {cell.task.name}: metric,filter", key, metrics)
-    stderr = scores.get(f"{cell.task.metric}_stderr,{cell.task.filter}")
-    is_number = isinstance(stderr, (int, float)) and math.isfinite(stderr)
-    return float(scores[key]), float(stderr) if is_number else None
 
 
 def _documents(

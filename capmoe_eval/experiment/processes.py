@@ -15,6 +15,7 @@ _SRUN: Final = {
     "LOCAL_RANK": "SLURM_LOCALID",
 }
 _NODES: Final = re.compile(r"(?P<name>[^,\[\]]+)(\[(?P<number>\d+)[\d,-]*\])?(,.*)?")
+"""A list of nodes such as ``gpu[03-05,09],login1``: its first node."""
 _PORTS: Final = range(20_000, 32_000)  # below those that Linux gives to connections
 
 
@@ -48,20 +49,14 @@ def adopt_srun() -> None:
     for name, slurm in _SRUN.items():
         os.environ[name] = os.environ[slurm]
     if "MASTER_ADDR" not in os.environ:
-        os.environ["MASTER_ADDR"] = _first_node(
-            os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
-        )
+        nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+        if (match := _NODES.fullmatch(nodes)) is None:
+            raise UsageError(
+                f"SLURM_STEP_NODELIST={nodes}: the first node cannot be read from it; say before "
+                'srun: export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | '
+                "head -n 1)"
+            )
+        os.environ["MASTER_ADDR"] = match["name"] + (match["number"] or "")
     job, step = (os.environ.get(f"SLURM_{name}_ID", "") for name in ("JOB", "STEP"))
     number = 16 * int(job if job.isdecimal() else 0) + int(step if step.isdecimal() else 0)
     os.environ.setdefault("MASTER_PORT", str(_PORTS[number % len(_PORTS)]))
-
-
-def _first_node(nodes: str) -> str:
-    """Return the first node of a list such as ``gpu[03-05,09],login1``."""
-    match = _NODES.fullmatch(nodes)
-    if match is None:
-        raise UsageError(
-            f"SLURM_STEP_NODELIST={nodes}: the first node cannot be read from it; say before srun: "
-            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-        )
-    return match["name"] + (match["number"] or "")
