@@ -18,7 +18,12 @@ from capmoe_eval.routing.registry import ENTRY_POINTS, create_method
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorials/own_method.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-METHOD, USE, DEFINITION, _FRAME = PYTHON
+METHOD, USE, DEFINITION = PYTHON
+FRAME = """
+from capmoe_eval import load_frame
+frame = load_frame("results/local-tiny")
+print(frame[["task", "method", "gamma", "order_weight"]])
+"""
 
 CHECKED = """
 import json, torch
@@ -133,7 +138,7 @@ def test_the_commands_of_the_page_run_it_and_show_it(tmp_path: Path) -> None:
     printed = run(tmp_path, "-m", "capmoe_eval", *command[1].split())
     assert "score_and_order-g1-ep8-order_weight0.3" in printed
     assert "1 computed, 0 finished before, 0 failed" in printed
-    row = run(tmp_path, "-c", _FRAME).splitlines()[-1].split()
+    row = run(tmp_path, "-c", FRAME).splitlines()[-1].split()
     assert row[1:5] == ["obqa", "score_and_order", "1.0", "0.3"]
     command = re.search(r"^capmoe-eval (table table2 .*)'(grid.*)'$", PAGE, re.MULTILINE)
     assert command is not None
