@@ -240,9 +240,9 @@ def caption() -> str:
         f"γ=1 {100 * score['dropped']:.0f} % of the (token, expert) pairs are dropped, and the "
         f"fullest expert of any layer and forward falls from {score['before']:.1f} to "
         f"{score['after']:.1f} times the mean load. "
-        f"Token Drop changes the bits per byte by {in_bits}. The other methods change them: {', '.join(others)}. Whiskers: "
-        "95 % intervals over passages. One model of one size, not by its authors: [what was "
-        "asked, and what is missing](docs/explanation/real_text.md).*"
+        f"Token Drop changes the bits per byte by {in_bits}. The other methods change them: "
+        f"{', '.join(others)}. Whiskers: 95 % intervals over passages. One model of one size, not "
+        "by its authors: [what was asked, and what is missing](docs/explanation/real_text.md).*"
     )
 
 
