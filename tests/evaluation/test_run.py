@@ -156,7 +156,7 @@ def test_a_damaged_record_is_named_before_anything_is_computed(
     path = plans[2].path
     path.write_bytes(path.read_bytes()[:-500])
     monkeypatch.setattr(loading, "load_lm", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(UsageError, match=f"^{path}: not a whole record.*; move it away, or delete it to"):
+    with pytest.raises(UsageError, match=f"^{path}: not a whole record.*; move it away"):
         run(plans)
     assert path.stat().st_size > 0
 
