@@ -77,7 +77,7 @@ def dev_scores() -> str:
         )
         for cell in _dev().itertuples()
     ]
-    counts = span(_dev()["n"], "{:,}")
+    counts = span(_dev()["n"], "{:,.0f}")
     head = ("task", f"right of {counts}, % ± standard error", "chance, %", "enters")
     return table(head, rows)
 

@@ -114,7 +114,7 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
     status = 0
     if all_parts:
         words = [f"--out={out}", *subject.overrides]
-        both = [f"--bench={bench}", *words]
+        both = [*([f"--bench={bench}"] if bench.is_dir() else []), *words]
         drawn = [["figure", "all", "--formats=svg", *both], ["table", "all", *both]]
         judges = [["replicate", *words], ["claims", *both]]
         status = _run(drawn if subject.own else judges + drawn)
