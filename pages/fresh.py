@@ -57,16 +57,16 @@ def alike(row: Mapping[str, Any]) -> Effect:
     a model of a family has records and none has them of all these tasks.
     """
     first, second = row["contrast"].first, row["contrast"].second
-    wanted = {base_name(model): set(tasks) for model, tasks in row["effect"].tasks.items()}
-    models = [model for model in exploratory().pooled if base_name(model) in wanted]
+    tasks_of = {base_name(model): set(tasks) for model, tasks in row["effect"].tasks.items()}
+    models = [model for model in exploratory().pooled if base_name(model) in tasks_of]
     cells = (exploratory().pick(side, *models) for side in (first, second))
     pairs, _ = pair_cells(exploratory().results, *cells)
     whole = {
-        model: {task: tasks[task] for task in sorted(wanted[base_name(model)])}
+        model: {task: tasks[task] for task in sorted(tasks_of[base_name(model)])}
         for model, tasks in sorted(pairs.items())
-        if wanted[base_name(model)] <= tasks.keys()
+        if tasks_of[base_name(model)] <= tasks.keys()
     }
-    return pooled(whole if set(map(base_name, whole)) == wanted.keys() else {})
+    return pooled(whole if set(map(base_name, whole)) == tasks_of.keys() else {})
 
 
 def tasks() -> str:

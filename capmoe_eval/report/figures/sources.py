@@ -158,9 +158,9 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Path = BENCHMARKS) -> Sou
     if not read and (words := other_sources(absent, Path(str(experiment.config.results_dir)))):
         because += f" ({words} shows those of other documents)"
     models = dict.fromkeys(plan.cell.model.name for plan in planned.values())
-    own = experiment.config.model
+    config_model = experiment.config.model
     titles = {
-        name: str((own if name == experiment.own else load_option("model", name)).title)
+        name: str((config_model if name == experiment.own else load_option("model", name)).title)
         for name in models
     }
     tasks = dict.fromkeys(plan.cell.task.name for plan in planned.values())

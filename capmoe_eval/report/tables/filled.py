@@ -125,9 +125,9 @@ def _results_table(
     sources = sorted({record.cell.data for record in records if record.cell.data != HUB})
     if local := ", ".join(name for name in sources if not is_embedded(name)):
         filled.attrs["notes"].append(f"Documents are those of {local}, a directory (data.root).")
-    others = [place for slot in slots for place in record_places(plans[0].root, slot.key)]
-    if others and not records:
-        place, words = others[0][1], other_sources(absent, plans[0].root)
+    others = (place for slot in slots for place in record_places(plans[0].root, slot.key))
+    if not records and (other := next(others, None)) is not None:  # a walk over all records
+        place, words = other[1], other_sources(absent, plans[0].root)
         text = f"documents, which {words} shows" if words else "settings"
         line = (
             f"{place} has records of other {text}; `capmoe-eval table {place}` shows all of them."

@@ -101,8 +101,8 @@ def _wide(table: pd.DataFrame, markup: Markup) -> pd.DataFrame:
             both = zip(names, above, strict=True)
             texts = ["" if name == previous else markup.escape(name) for name, previous in both]
             above, cells = names, [*row.itertuples()]
-            shown = (cell_text(each, markup, fine.get(each.column, decimals)) for each in cells)
-            rows.append([*texts, *shown])
+            numbers = (cell_text(each, markup, fine.get(each.column, decimals)) for each in cells)
+            rows.append([*texts, *numbers])
             if row["published"].notna().any():
                 small = [published_text(cell, decimals) for cell in cells]
                 small = [text and markup.small.format(markup.escape(text)) for text in small]

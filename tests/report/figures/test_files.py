@@ -113,9 +113,11 @@ MINE = ["model=custom", "model.name=mine"]
 
 def of_mine(root: Path, *words: str) -> None:
     """Write plausible records of some cells of a model that the suite does not know."""
-    own = ["model.pretrained=tiny:mixtral", "limit=4", "ep_size=2", f"results_dir={root}"]
-    own += [] if any(word.startswith("data.root=") for word in words) else ["data.root=miniworld"]
-    for plan in plans(composed([*MINE, *own, *words])):
+    settings = ["model.pretrained=tiny:mixtral", "limit=4", "ep_size=2", f"results_dir={root}"]
+    settings += (
+        [] if any(word.startswith("data.root=") for word in words) else ["data.root=miniworld"]
+    )
+    for plan in plans(composed([*MINE, *settings, *words])):
         plausible(plan.cell, root).write()
 
 

@@ -94,21 +94,21 @@ def test_a_grid_of_ones_own_has_rows_and_columns_of_what_it_names(
 def test_a_model_of_ones_own_is_described_by_its_records(command: Command, name: str) -> None:
     """Its weights, settings and documents are; every command says all of them."""
     Path(name).mkdir()
-    own = ["model=custom", "model.name=mine", "results_dir=elsewhere"]
+    model = ["model=custom", "model.name=mine", "results_dir=elsewhere"]
     grid = ["tasks=[obqa,piqa]", "grid.gamma=[0.5,1.0]", "grid.method=[baseline,score]"]
     words = ["model.pretrained=nowhere", "limit=40", f"data.root={name}"]
-    write_all(planned("experiment=table1", *own, *words, *grid)[1:], graded)
-    status, out, _ = command("table1", *own, *grid)
+    write_all(planned("experiment=table1", *model, *words, *grid)[1:], graded)
+    status, out, _ = command("table1", *model, *grid)
     assert status == 0
     column = pd.read_csv("reports/custom/table1.csv").query("column == 'PIQA'")
     assert set(column["status"]) == {"measured"}
     source = "local-hub" if name == "hub" else name
     assert f"Documents are those of {source}, a directory" in out
     settings = f"model.pretrained=nowhere limit=40 data.root=DIRECTORY data.name={source}"
-    (missing,) = tables.measured_table("table1", [*own, *grid]).attrs["commands"]
+    (missing,) = tables.measured_table("table1", [*model, *grid]).attrs["commands"]
     assert f"{settings} method=baseline tasks=obqa" in missing
-    (queries,) = tables.measured_table("table8", own).attrs["commands"]
-    assert queries == f"capmoe-eval run experiment=table4 {' '.join(own)} {settings}"
+    (queries,) = tables.measured_table("table8", model).attrs["commands"]
+    assert queries == f"capmoe-eval run experiment=table4 {' '.join(model)} {settings}"
 
 
 def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
@@ -146,8 +146,8 @@ def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
 
 
 def test_bits_per_byte_are_shown_in_the_digits_in_which_methods_differ(command: Command) -> None:
-    shown = command(str(ROOT / "results" / "real"))[1]
-    assert "| 1.1260 | 1.1611 | 1.1155 | 61.8 (59.6–64.0) |" in shown
+    output = command(str(ROOT / "results" / "real"))[1]
+    assert "| 1.1260 | 1.1611 | 1.1155 | 61.8 (59.6–64.0) |" in output
 
 
 def test_an_empty_table_names_the_records_of_other_settings(command: Command) -> None:
