@@ -7,8 +7,10 @@ what is planned, is planned on the first half.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import math
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +20,7 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.reservations import print_warning
 from capmoe_eval.experiment.results import read_results, record_places
 from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.results.frames import results_of
@@ -77,7 +80,7 @@ def advise(
         results: The directory that the advice's commands name.
 
     Raises:
-        UsageError: For another deployment than can be, or no budget.
+        UsageError: For another deployment than can be, no budget, or records of another model.
     """
     if at_most_points is None and at_least_speedup is None:
         raise UsageError(
@@ -87,6 +90,7 @@ def advise(
     if slots is None:  # one for copies
         slots = -(-(trace.n_experts + 1) // ranks)
     _check_deployment(trace.n_experts, ranks, slots, groups, nodes)
+    records, doubts = of_shape(trace, records)
     settings = trace_settings(trace, gammas, ranks, slots, groups=groups, nodes=nodes)
     if records:
         settings = with_changes(settings, records, ranks)
@@ -121,11 +125,11 @@ def advise(
         "recommended": chosen,
         "placement": placement,
         "sentence": reason(settings, chosen, budget, at_least_speedup),
-        "unknown": unknown(settings, trace),
+        "unknown": [*doubts, *unknown(settings, trace)],
         "commands": commands(
             settings,
             chosen,
-            at_least_speedup or settings.loc[is_lossless(settings), "speedup"].max(),
+            at_least_speedup,
             model=trace.model,
             ranks=ranks,
             results=results,
@@ -269,12 +273,64 @@ def model_records(root: Path, model: str) -> tuple[Record, ...]:
     Raises:
         UsageError: If there is none.
     """
-    records = tuple(read_results(root, [], model))
+    records = tuple(read_results(root, [], glob.escape(model)))
     if not records:
         names = sorted({path.parents[1].name for path, _ in record_places(root)})
-        there = f"it has {', '.join(names)}" if names else "it has none of any model"
-        raise UsageError(f"results={shown(root)}: no whole record of model {model}; {there}")
+        there = f"it has {', '.join(names)}; name one by --model" if names else "it has none of any"
+        raise UsageError(f"results={shown(root)}: no whole record of model {shown(model)}; {there}")
     return records
+
+
+def of_shape(trace: Trace, records: Sequence[Record]) -> tuple[tuple[Record, ...], list[str]]:
+    """Return the records of models that a trace can be of, and in sentences what speaks against.
+
+    Such a model has at least as many layers with the trace's experts and top-k as the trace. It may
+    have more: a trace need not have every layer, and counts need not say the top-k.
+
+    Raises:
+        UsageError: If all records are of other models.
+    """
+    if not records:
+        return (), []
+    wanted = _shape_in_words(trace.n_experts, trace.top_k, trace.n_layers)
+    layers = results_of(records).layers
+    shapes = {
+        cell: tuple(rows.value_counts(sort=False).items())
+        for cell, rows in layers[["n_experts", "top_k"]].groupby(layers["cell"])
+    }
+    fitting: dict[str, int] = {}
+    others: Counter[str] = Counter()
+    for cell, shape in shapes.items():
+        fits = sum(
+            count
+            for (n_experts, top_k), count in shape
+            if n_experts == trace.n_experts and trace.top_k in (None, top_k)
+        )
+        if fits >= trace.n_layers:
+            fitting[cell] = fits
+        else:
+            others[", ".join(_shape_in_words(*size, count) for size, count in shape)] += 1
+    described = " and ".join(
+        f"{_counted(others[shape], 'record')} with {shape}" for shape in sorted(others)
+    )
+    if not fitting:
+        raise UsageError(
+            f"results: {described}; the trace has {wanted}; give records of the model that was "
+            "served (--results, --model), and a trace without layers that no evaluation has (MTP)"
+        )
+    doubts = []
+    if others:
+        doubts.append(f"What {described} say: they are left out, because the trace has {wanted}.")
+    if (most := max(fitting.values())) > trace.n_layers:
+        depths = f"the records have {most} MoE layers, the trace has {trace.n_layers}"
+        doubts.append(f"Whether the records are of the model that was served: {depths}.")
+        print_warning(f"results: {depths}; unless it lacks layers, they are of another model")
+    return tuple(record for record in records if record.digest in fitting), doubts
+
+
+def _shape_in_words(n_experts: int, top_k: int | None, layers: int) -> str:
+    routed = "" if top_k is None else f", top-{top_k}"
+    return f"{_counted(layers, 'MoE layer')} of {n_experts} experts{routed}"
 
 
 def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) -> pd.DataFrame:
@@ -460,9 +516,7 @@ def reason(
                 f"{sentence}: the fastest, {fastest['title']}, reaches {fastest['speedup']:.2f}×; "
                 f"{reach}."
             )
-        unmeasured = int(fast["effect"].isna().sum())
-        lost = f", and of {unmeasured} of them the loss is not measured" if unmeasured else ""
-        return f"{sentence}: {len(fast)} capacities are fast enough{lost}; {reach}."
+        return f"{sentence}: {_are(fast, 'fast enough')}; {reach}."
     row: Any = settings.loc[chosen]
     if row["kind"] == "capacity":
         price = f"it drops {row['drop_rate']:.1%} of the pairs"
@@ -484,17 +538,28 @@ def reason(
             f"at most {row['speedup']:.2f}× as fast; {price}; {reach}."
         )
     unchanged = f"Nothing need change: as it is served, it keeps the budget ({budget})"
-    balanced = "Lossless load balancing reaches this, no capacity is needed"
+    balanced, doubt = "Lossless load balancing reaches this, no capacity is needed", ""
     if at_least_speedup is None:
-        unchanged = f"Nothing need change: no faster setting is known to keep the budget ({budget})"
+        unchanged = f"No change: no faster setting is known to keep the budget ({budget})"
         balanced = f"Lossless load balancing is the fastest known to keep the budget ({budget})"
+        is_faster = ~is_lossless(settings) & (settings["speedup"] > row["speedup"])
+        doubt = f"; {_are(settings[is_faster], 'faster')}" if is_faster.any() else ""
     if row["kind"] == UNCHANGED:
-        return f"{unchanged}."
+        return f"{unchanged}{doubt}."
     copies = f"{row['extra']:g} copies of experts in a layer" if row["extra"] else "no copies"
     return (
         f"{balanced}: {row['title']} makes the expert step at most {row['speedup']:.2f}× as fast, "
-        f"with {copies}."
+        f"with {copies}{doubt}."
     )
+
+
+def _are(capacities: pd.DataFrame, speed: str) -> str:
+    """Return how many capacities are so fast, and how many of them lose nobody knows what."""
+    words = "1 capacity is" if len(capacities) == 1 else f"{len(capacities)} capacities are"
+    if (unmeasured := int(capacities["effect"].isna().sum())) == len(capacities):
+        return f"{words} {speed}, but no loss is measured"
+    lost = f", {unmeasured} of them without a measured loss" if unmeasured else ""
+    return f"{words} {speed}{lost}"
 
 
 def change_in_words(row: Any, columns: Sequence[str] = _CHANGE) -> str:
@@ -561,7 +626,7 @@ def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
 def commands(
     settings: pd.DataFrame,
     chosen: int | None,
-    least: float,
+    at_least_speedup: float | None,
     *,
     model: str | None,
     ranks: int,
@@ -569,12 +634,19 @@ def commands(
 ) -> list[str]:
     """Return the commands that would measure what the answers lose, where nobody has.
 
-    ``least`` is the speedup that a capacity must reach to be worth it. The capacity factor of the
-    setting that is recommended is always among those of the commands.
+    They have each capacity factor that records could make the recommended one. If a speedup is
+    asked, they are the recommended one and the three largest that reach it, since larger ones drop
+    less, and none where a setting without loss does.
     """
-    is_fast = (settings["granularity"] == "expert") & (settings["speedup"] >= least)
-    is_home = settings["placement"] == CONTIGUOUS
-    gammas = sorted(settings.loc[is_fast & is_home, "gamma"].unique())[-3:]
+    lossless = settings.loc[is_lossless(settings), "speedup"].max()
+    if at_least_speedup is None:
+        is_fast = settings["speedup"] > lossless
+    else:
+        is_fast = (settings["speedup"] >= at_least_speedup) & (lossless < at_least_speedup)
+    is_candidate = is_fast & ~is_lossless(settings) & (settings["extra"] == 0)
+    gammas = sorted(settings.loc[is_candidate, "gamma"].unique())
+    if at_least_speedup is not None:
+        gammas = gammas[-3:]
     if chosen is not None and settings.loc[chosen, "kind"] == "capacity":
         gammas = sorted({*gammas, settings.loc[chosen, "gamma"]})
     if not gammas or settings["effect"].notna().any():

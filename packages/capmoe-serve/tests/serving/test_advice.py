@@ -230,13 +230,21 @@ def test_an_interval_is_bonett_and_prices_and_wider_with_each_changed_document(
     assert (low, high) == pytest.approx(published, abs=0.5 * 100 / documents)
 
 
-def write_record(root: Path, method: Any, right: int, documents: int, task: str = "piqa") -> None:
+def write_record(
+    root: Path,
+    method: Any,
+    right: int,
+    documents: int,
+    task: str = "piqa",
+    experts: int = 8,
+    layers: int = 2,
+) -> None:
     """Write a record of the model ``made``, of whose documents so many are right."""
     load = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
     cell = records.cell(method, model="made", task=task)
     correct = [1] * right + [0] * (documents - right)
-    layers = [records.layer([16, 8, 4, 4, 0, 0, 0, 0])]
-    records.record(cell, root, correct, load=load, layers=layers).write()
+    shape = [records.layer([16, 8, 4, 4, *[0] * (experts - 4)])] * layers
+    records.record(cell, root, correct, load=load, layers=shape).write()
 
 
 def evaluated(root: Path, rights: dict[tuple[float | None, str], int]) -> pd.DataFrame:
@@ -288,10 +296,21 @@ def test_settings_without_common_tasks_are_refused(tmp_path: Path) -> None:
 
 def test_a_budget_of_points_alone_does_not_speak_of_a_speedup() -> None:
     menu = pd.DataFrame([HOME | {"title": "home"}, lossless(1.2, 8) | {"title": "EPLB+8"}])
-    for chosen, start in enumerate(("Nothing need change: no faster", "Lossless load balancing")):
+    for chosen, start in enumerate(("No change: no faster setting", "Lossless load balancing")):
         text = reason(menu, chosen, "at most 1 point lost", None)
         assert text.startswith(start)
         assert "known to keep the budget (at most 1 point lost)" in text
+        assert "measured" not in text
+    # Capacities whose loss nobody measured could be faster: what is served is not all that can be.
+    for effects, end in {
+        (None, None): "2 capacities are faster, but no loss is measured.",
+        (None, -3.0): "2 capacities are faster, 1 of them without a measured loss.",
+        (-3.0,): "1 capacity is faster.",
+    }.items():
+        faster = [capacity(1.4, effect) for effect in effects]
+        menu = pd.DataFrame([HOME | {"title": "home"}, *faster, capacity(0.9, None)])
+        text = reason(menu, 0, "at most 1 point lost", None)
+        assert text.endswith(f"(at most 1 point lost); {end}")
 
 
 @NEEDS_METHODS
@@ -323,17 +342,81 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     # With other ranks the records say nothing.
     other = with_changes(trace_settings(skewed(), (1.0,), 8, 2), of_model, 8)
     assert other["effect"].isna().all()
-    with pytest.raises(UsageError, match="no whole record of model mad; it has made"):
+    with pytest.raises(UsageError, match="no whole record of model mad; it has made; name one"):
         model_records(tmp_path, "mad")
+    with pytest.raises(UsageError, match=r"no whole record of model m\*; it has made"):
+        model_records(tmp_path, "m*")
 
 
-def test_the_commands_measure_capacities_that_are_faster_than_no_loss() -> None:
-    advice, _ = advise(skewed(), GAMMAS, ranks=4, at_most_points=1.0)
-    menu = pd.DataFrame(advice["settings"]).set_index("title")
-    best = menu.loc[menu["kind"] != "capacity", "speedup"].max()
+def swept_gammas(advice: dict[str, Any]) -> set[float]:
+    """Return the capacity factors of an advice's sweep."""
     (swept,) = (word for word in advice["commands"][1].split() if word.startswith("gamma="))
-    for gamma in swept.removeprefix("gamma=").split(","):
-        assert menu.loc[f"score γ={gamma} per expert", "speedup"] >= best
+    return {*map(float, swept.removeprefix("gamma=").split(","))}
+
+
+def test_the_commands_measure_what_records_could_make_the_recommended_setting() -> None:
+    advice, _ = advise(skewed(), GAMMAS, ranks=4, at_most_points=1.0)
+    menu = pd.DataFrame(advice["settings"])
+    can_be = menu[(menu["kind"] == "capacity") & (menu["extra"] == 0)]
+    best = menu.loc[menu["kind"] != "capacity", "speedup"].max()
+    assert swept_gammas(advice) == {*can_be.loc[can_be["speedup"] > best, "gamma"]}
+    # Of those that reach a speedup the three largest drop least.
+    advice, _ = advise(skewed(), (0.4, *GAMMAS, 1.5), ranks=4, at_least_speedup=2.1)
+    assert swept_gammas(advice) == {1.0, 1.1, 1.5}
+    # Where no capacity is needed nothing has to be measured.
+    advice, _ = advise(skewed(), GAMMAS, ranks=4, at_least_speedup=1.1)
+    assert (advice["settings"][advice["recommended"]]["kind"], advice["commands"]) == (
+        "placement",
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"n_experts": 6, "load_SLE": np.ones((4, 2, 6), int)}, "the trace has 2 MoE layers of 6"),
+        ({"top_k": 4, "load_SLE": np.full((4, 2, 8), 4)}, "2 MoE layers of 8 experts, top-4; give"),
+        ({"layers": ("0", "1", "2"), "load_SLE": np.ones((4, 3, 8), int)}, "3 MoE layers of 8"),
+    ],
+)
+def test_records_of_a_model_of_another_shape_are_refused(
+    change: dict[str, Any], part: str, tmp_path: Path
+) -> None:
+    written(tmp_path)
+    trace, of_model = dataclasses.replace(skewed(), **change), model_records(tmp_path, "made")
+    with pytest.raises(UsageError, match="6 records with 2 MoE layers of 8 experts, top-2") as info:
+        advise(trace, (1.0,), ranks=2, at_most_points=1.0, records=of_model)
+    assert part in str(info.value)
+
+
+@NEEDS_METHODS
+def test_records_of_another_shape_are_left_out_and_a_partial_trace_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path)
+    of_model = model_records(tmp_path, "made")
+    write_record(tmp_path, create_method("baseline"), 1, 40, "boolq", experts=16)
+    write_record(tmp_path, create_method("baseline"), 1, 40, "rte", layers=1)
+    part = Trace(8, load_SLE=skewed().load_SLE[:, :1], top_k=None, model="made")
+    budget = {"ranks": 4, "at_most_points": 30.0}
+    expected, _ = advise(skewed(), (1.0, 2.0), records=of_model, **budget)
+    advice, _ = advise(skewed(), (1.0, 2.0), records=model_records(tmp_path, "made"), **budget)
+    assert advice["settings"] == expected["settings"]
+    assert advice["unknown"] == [
+        "What 1 record with 1 MoE layer of 8 experts, top-2 and 1 record with 2 MoE layers of 16 "
+        "experts, top-2 say: they are left out, because the trace has 2 MoE layers of 8 experts.",
+        *expected["unknown"],
+    ]
+    # A trace need not have every layer.
+    advice, _ = advise(part, (1.0,), records=of_model, **budget)
+    assert advice["unknown"][0] == (
+        "Whether the records are of the model that was served: the records have 2 MoE layers, the "
+        "trace has 1."
+    )
+    assert (
+        "warning: results: the records have 2 MoE layers, the trace has 1;"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_advice_on_nothing_is_refused() -> None:

@@ -60,6 +60,7 @@ PAGES = [
         "explanation/adaptive_gamma.md",
     )
 ]
+TUTORIAL = (ROOT / "docs/tutorials/server_log.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"^    (capmoe-eval .*)$", "\n".join(PAGES), re.MULTILINE)))
 HEADING = "## Counts or ids in arrays of your own"
 OWN_ARRAYS = PAGES[0].partition(HEADING)[2].split("```")[1][7:]
@@ -143,6 +144,22 @@ def test_the_commands_of_an_advice_measure_its_setting(least: float, place: Path
     assert setting["extra"] == 0
     for knob in ("method", "gamma", "granularity", "placement"):
         assert f"{setting[knob]}".lower().removesuffix(".0") in swept[knob].split(",")
+
+
+def test_the_sweep_of_the_tutorial_has_the_setting_that_it_recommends_later(place: Path) -> None:
+    (last,) = re.findall("^capmoe-eval advise .* --results .*$", TUTORIAL, re.MULTILINE)
+    sweeps = []
+    for command in (last, last.partition(" --results")[0], last.partition(" --at-most")[0]):
+        assert run(command) == 0
+        advice = json.loads((place / "advice" / "advice.json").read_text())
+        sweeps.append(advice["commands"])
+        if not advice["commands"]:
+            setting = advice["settings"][advice["recommended"]]
+    assert not sweeps[0]
+    for _, sweep in sweeps[1:]:
+        swept = dict(word.split("=") for word in shlex.split(sweep)[2:])
+        for knob in ("method", "gamma", "granularity", "placement"):
+            assert f"{setting[knob]}".lower().removesuffix(".0") in swept[knob].split(",")
 
 
 def test_the_front_has_changes_on_the_same_tasks(
