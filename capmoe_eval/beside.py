@@ -13,19 +13,12 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
         {
             *("method=oea", "method=xshare", "method=sere", "method=macs", "method=laser"),
             *("gamma=adaptive", "budget", "budget_of", "placement=eplb"),
-            *("k0", "expert_budget", "min_similarity"),
-            *("delta", "rho", "modality_threshold", "reroute"),
-            *("peak_mass", "viable_score", "load_updates"),
-            *("experiment=adaptive", "experiment=comparators", "experiment=images_macs"),
-            *("experiment=placed", "figure adaptive", "figure comparators"),
-            *("figure comparators_decode", "figure comparators_ranks", "figure images_macs"),
-            *(
-                "figure companions",
-                "figure decode",
-                "figure images_position",
-                "figure images_text",
-            ),
-            *("figure pareto", "figure waste"),
+            *("k0", "expert_budget", "min_similarity", "delta", "rho", "reroute"),
+            *("modality_threshold", "peak_mass", "viable_score", "load_updates"),
+            *("experiment=adaptive", "experiment=comparators", "figure adaptive", "figure decode"),
+            *("experiment=images_macs", "experiment=placed", "figure comparators", "figure pareto"),
+            *("figure comparators_decode", "figure comparators_ranks", "figure images_position"),
+            *("figure images_macs", "figure images_text", "figure companions", "figure waste"),
         }
     ),
     "capmoe-bench": frozenset(
@@ -46,6 +39,12 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
 }
 """What each package brings: settings, their values, figures, tables, subcommands and benchmarks."""
 
+NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("capmoe-benchmarks", "capmoe-methods", "capmoe-report"), ("capmoe-bench",)),
+    "capmoe-serve": ("capmoe-bench", "capmoe-methods", "capmoe-report"),
+}
+"""The packages that each needs beside it; no index has them, so that pip is given them together."""
+
 
 def check_installed(setting: str) -> None:
     """Refuse a setting that nothing registers if a package beside the suite brings it.
@@ -55,13 +54,14 @@ def check_installed(setting: str) -> None:
             ``figure NAME``, ``table NAME``, ``bench NAME``, or a subcommand.
 
     Raises:
-        UsageError: With the package to install.
+        UsageError: With the command that installs the package.
     """
     for package, settings in BESIDE.items():
         if setting in settings:
-            folder = "benchmarks" if package == "capmoe-benchmarks" else f"packages/{package}"
+            folders = " ".join(f"./packages/{name}" for name in (package, *NEEDS.get(package, ())))
+            folders = folders.replace("packages/capmoe-benchmarks", "benchmarks")
             raise UsageError(
-                f"{setting}: {package} is not installed; in a checkout, pip install ./{folder}, or "
+                f"{setting}: {package} is not installed; in a checkout, pip install {folders}, or "
                 "make install"
             )
 

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from capmoe_eval.beside import BESIDE
+from capmoe_eval.beside import BESIDE, NEEDS, check_installed
+from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.knobs import declared_knobs
 from tests.project import ROOT, read_toml
 
-PROJECTS = {
-    project["name"]: project.get("entry-points", {})
+TABLES = {
+    project["name"]: project
     for path in (*ROOT.glob("packages/*/pyproject.toml"), ROOT / "benchmarks/pyproject.toml")
     if (project := read_toml(path)["project"])["name"] in BESIDE
 }
+PROJECTS = {name: project.get("entry-points", {}) for name, project in TABLES.items()}
 INSTALLED = [name for name in PROJECTS if find_spec(name.replace("-", "_"))]
 NAMED = {
     "capmoe_eval.architectures": "model_type={}",
@@ -41,6 +43,21 @@ def brought(groups: dict[str, dict[str, str]]) -> Iterator[str]:
 
 def test_the_suite_names_every_package_and_no_other() -> None:
     assert PROJECTS.keys() == BESIDE.keys()
+
+
+def test_what_a_package_needs_is_installed_with_it() -> None:
+    beside = {
+        name: {word for word in project["dependencies"] if word in BESIDE}
+        for name, project in TABLES.items()
+    }
+    assert beside == {name: {*NEEDS.get(name, ())} for name in BESIDE}
+    folders = "./packages/capmoe-serve ./packages/capmoe-bench ./packages/capmoe-methods"
+    with pytest.raises(
+        UsageError, match=f"pip install {folders} ./packages/capmoe-report, or make"
+    ):
+        check_installed("advise")
+    with pytest.raises(UsageError, match=r"pip install \./benchmarks \./packages/capmoe-bench, or"):
+        check_installed("bench gpu")
 
 
 # A module of figures names them when it is imported: its package tests it.

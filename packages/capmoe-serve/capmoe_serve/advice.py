@@ -10,7 +10,6 @@ import dataclasses
 import glob
 import math
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -292,40 +291,34 @@ def of_shape(trace: Trace, records: Sequence[Record]) -> tuple[tuple[Record, ...
     """
     if not records:
         return (), []
-    wanted = _shape_in_words(trace.n_experts, trace.top_k, trace.n_layers)
     layers = results_of(records).layers
-    shapes = {
-        cell: tuple(rows.value_counts(sort=False).items())
-        for cell, rows in layers[["n_experts", "top_k"]].groupby(layers["cell"])
-    }
-    fitting: dict[str, int] = {}
-    others: Counter[str] = Counter()
-    for cell, shape in shapes.items():
-        fits = sum(
-            count
-            for (n_experts, top_k), count in shape
-            if n_experts == trace.n_experts and trace.top_k in (None, top_k)
-        )
-        if fits >= trace.n_layers:
-            fitting[cell] = fits
-        else:
-            others[", ".join(_shape_in_words(*size, count) for size, count in shape)] += 1
-    described = " and ".join(
-        f"{_counted(others[shape], 'record')} with {shape}" for shape in sorted(others)
+    is_alike = layers["n_experts"] == trace.n_experts
+    if trace.top_k is not None:
+        is_alike &= layers["top_k"] == trace.top_k
+    alike = is_alike.groupby(layers["cell"]).sum()
+    fitting = alike[alike >= trace.n_layers]
+    others = layers[~layers["cell"].isin(fitting.index)]
+    shapes = others.groupby(["cell", "n_experts", "top_k"], as_index=False).size()
+    sizes = shapes[["n_experts", "top_k", "size"]].to_numpy().tolist()
+    shapes["shape"] = [_shape_in_words(*size) for size in sizes]
+    numbers = shapes.groupby("cell")["shape"].agg(", ".join).value_counts().sort_index()
+    left_out = " and ".join(
+        f"{_counted(number, 'record')} with {shape}" for shape, number in numbers.items()
     )
-    if not fitting:
+    wanted = _shape_in_words(trace.n_experts, trace.top_k, trace.n_layers)
+    if fitting.empty:
         raise UsageError(
-            f"results: {described}; the trace has {wanted}; give records of the model that was "
+            f"results: {left_out}; the trace has {wanted}; give records of the model that was "
             "served (--results, --model), and a trace without layers that no evaluation has (MTP)"
         )
     doubts = []
-    if others:
-        doubts.append(f"What {described} say: they are left out, because the trace has {wanted}.")
-    if (most := max(fitting.values())) > trace.n_layers:
+    if left_out:
+        doubts.append(f"What {left_out} say: they are left out, because the trace has {wanted}.")
+    if (most := int(fitting.max())) > trace.n_layers:
         depths = f"the records have {most} MoE layers, the trace has {trace.n_layers}"
         doubts.append(f"Whether the records are of the model that was served: {depths}.")
         print_warning(f"results: {depths}; unless it lacks layers, they are of another model")
-    return tuple(record for record in records if record.digest in fitting), doubts
+    return tuple(record for record in records if record.digest in fitting.index), doubts
 
 
 def _shape_in_words(n_experts: int, top_k: int | None, layers: int) -> str:

@@ -29,6 +29,9 @@ REFUSED = {
         f"{ADVISE} --nodes 2": "nodes=2: must divide the groups of experts, here 1; give n_group",
         f"{ADVISE} --nodes 3 --groups 3": "groups=3: must divide the number of experts, 64",
         f"{ADVISE} --results nowhere": "no whole record of model",
+        f"{ADVISE} --results zoo --model zoo_*": "no whole record of model zoo_*; it has zoo_deep",
+        f"{ADVISE} --results zoo --model zoo_mixtral": "with 4 MoE layers of 8 experts, top-2; the "
+        "trace has 4 MoE layers of 64 experts, top-8; give records of the model that was served",
         f"{ADVISE} --out file": WRITE,
         f"{ADVISE} --only decode": "the trace has no such step",
         **{
@@ -98,6 +101,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     (place / "file").write_text("")
     (place / "record.json").write_text("{}")
+    (place / "zoo").symlink_to(Path(__file__).parents[4] / "results/zoo")
     traces = place / "traces"
     traces.mkdir()
     (place / "records").mkdir()
