@@ -45,6 +45,7 @@ AXES: Final = {
 """What the cost of a capacity is counted in, as far as it is known."""
 _CHANGE: Final = ("effect", "low", "high")
 _OWN_CHANGE: Final = ("own_effect", "own_low", "own_high")
+_OF_CAPACITIES: Final = ("gamma", "granularity", "pad_waste", "dropped_score")
 _OF_RECORDS: Final = (*_CHANGE, *_OWN_CHANGE, "documents", "tasks", "record_drop_rate")
 
 
@@ -247,6 +248,8 @@ def trace_settings(
                         }
                     )
     frame = pd.DataFrame(sorted(rows, key=lambda row: row["kind"] == "capacity"))
+    # Where every rank has one slot and some have copies, nothing can have a capacity.
+    frame = frame.reindex(columns=[*dict.fromkeys((*frame, *_OF_CAPACITIES))])
     frame["speedup"] = rows[0]["straggler"] / frame["straggler"].clip(lower=1e-9)
     return frame.assign(**dict.fromkeys(_OF_RECORDS, math.nan))
 
@@ -549,6 +552,8 @@ def reason(
 def _are(capacities: pd.DataFrame, speed: str) -> str:
     """Return how many capacities are so fast, and how many of them lose nobody knows what."""
     words = "1 capacity is" if len(capacities) == 1 else f"{len(capacities)} capacities are"
+    if (capacities["extra"] > 0).all():
+        return f"{words} {speed}, but on copies of experts, where no loss can be measured"
     if (unmeasured := int(capacities["effect"].isna().sum())) == len(capacities):
         return f"{words} {speed}, but no loss is measured"
     lost = f", {unmeasured} of them without a measured loss" if unmeasured else ""

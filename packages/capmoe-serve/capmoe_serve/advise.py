@@ -134,10 +134,10 @@ def text(advice: Mapping[str, Any]) -> str:
         for _, row in on_front.sort_values("speedup", kind="stable").iterrows()
     ]
     front = pd.DataFrame(rows).set_index("front").rename_axis(None).to_string()
-    nodes, groups = advice["nodes"], advice["groups"]
+    nodes, groups, slots = advice["nodes"], advice["groups"], advice["experts_per_rank"]
     placed = "" if nodes == 1 else f", on {nodes} nodes with {groups} groups of experts"
     lines = [
-        f"{advice['ranks']} ranks, {advice['experts_per_rank']} slots for experts on each{placed}. "
+        f"{advice['ranks']} ranks, {slots} slot{'s'[: slots > 1]} for experts on each{placed}. "
         f"Asked: {advice['budget']}.",
         "",
         advice["sentence"],

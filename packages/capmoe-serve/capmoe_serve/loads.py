@@ -121,7 +121,7 @@ def headline(trace: Trace) -> str:
     steps = steps_in_words(trace.n_steps, trace.decode_steps)
     return (
         f"{trace.model or 'unknown model'} ({trace.source}): {tokens}{steps}, "
-        f"{trace.n_layers} MoE layers, {trace.n_experts} experts{top_k}"
+        f"{trace.n_layers} MoE layer{'s'[: trace.n_layers > 1]}, {trace.n_experts} experts{top_k}"
     )
 
 

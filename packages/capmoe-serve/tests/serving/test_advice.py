@@ -419,6 +419,18 @@ def test_records_of_another_shape_are_left_out_and_a_partial_trace_says_so(
     )
 
 
+def test_an_advice_for_more_ranks_than_experts_is_of_placements_alone() -> None:
+    advice, _ = advise(skewed(), (1.0,), ranks=12, at_least_speedup=9.0)
+    assert [row["title"] for row in advice["settings"]] == ["contiguous placement", "EPLB+4"]
+    assert (advice["recommended"], advice["axis"], advice["commands"]) == (None, "pairs", [])
+
+
+def test_capacities_on_copies_alone_are_not_called_unmeasured() -> None:
+    advice, _ = advise(skewed(experts=10), (0.5,), ranks=4, at_least_speedup=2.5)
+    assert "capacities are fast enough, but on copies of experts, where no" in advice["sentence"]
+    assert advice["commands"] == []
+
+
 def test_an_advice_on_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="budget: nothing is asked"):
         advise(skewed(), (1.0,), ranks=4)
