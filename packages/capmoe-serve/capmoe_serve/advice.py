@@ -641,13 +641,15 @@ def commands(
         is_fast = settings["speedup"] > lossless
     else:
         is_fast = (settings["speedup"] >= at_least_speedup) & (lossless < at_least_speedup)
-    is_candidate = is_fast & ~is_lossless(settings) & (settings["extra"] == 0)
+    is_candidate = is_fast & (settings["method"] == KEEPERS[0]) & (settings["extra"] == 0)
+    is_candidate &= settings["effect"].isna()
     gammas = sorted(settings.loc[is_candidate, "gamma"].unique())
     if at_least_speedup is not None:
         gammas = gammas[-3:]
     if chosen is not None and settings.loc[chosen, "kind"] == "capacity":
-        gammas = sorted({*gammas, settings.loc[chosen, "gamma"]})
-    if not gammas or settings["effect"].notna().any():
+        is_measured = not math.isnan(settings.loc[chosen, "effect"])
+        gammas = [] if is_measured else sorted({*gammas, settings.loc[chosen, "gamma"]})
+    if not gammas:
         return []
     if model in options("model"):
         words = [f"model={model}"]

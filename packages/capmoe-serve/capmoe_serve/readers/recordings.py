@@ -122,8 +122,10 @@ def read_csv(paths: Sequence[Path], n_experts: int | None, top_k: int | None) ->
     axes = [range(len(frames) // len(by_rank)), layers, experts]
     sums = rows.groupby(["step", "layer_id", "expert_id"])["count"].sum()
     count_SLE = sums.reindex(pd.MultiIndex.from_product(axes), fill_value=0).to_numpy()
-    ranks = f", {len(by_rank)} ranks" if len(by_rank) > 1 else ""
-    return counted(count_SLE.reshape(*map(len, axes)), f"sglang csv{ranks}", top_k, layers)
+    source = f"sglang csv, {len(by_rank)} ranks" if len(by_rank) > 1 else "sglang csv"
+    if n_experts is None:  # the files leave out what has no token
+        source += f"; assumed {len(experts)} experts, up to the highest number (--experts)"
+    return counted(count_SLE.reshape(*map(len, axes)), source, top_k, layers)
 
 
 def _time(path: Path) -> float:

@@ -339,6 +339,14 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     assert (equal["low"], equal["high"]) == pytest.approx((-6.93, 6.93), abs=0.01)
     assert (advice["axis"], advice["commands"]) == ("points", [])
     assert any("of which no records" in line for line in advice["unknown"])
+    # Where none of the measured ones keeps the budget, the others are to be measured.
+    budget = {"at_least_speedup": 2.1, "at_most_points": 1.0}
+    advice, _ = advise(skewed(), (0.5, 1.0), ranks=4, records=of_model, **budget)
+    assert (advice["recommended"], swept_gammas(advice)) == (None, {0.5, 1.0})
+    write_record(tmp_path, create_method("score", 1.0, ep_size=4, granularity="device"), 20, 40)
+    more = model_records(tmp_path, "made")
+    advice, _ = advise(skewed(), (0.5, 1.0), ranks=4, records=more, **budget)
+    assert (advice["recommended"], swept_gammas(advice)) == (None, {0.5})
     # With other ranks the records say nothing.
     other = with_changes(trace_settings(skewed(), (1.0,), 8, 2), of_model, 8)
     assert other["effect"].isna().all()

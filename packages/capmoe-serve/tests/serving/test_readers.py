@@ -375,7 +375,11 @@ def test_sglang_csv_of_ranks_and_times(tmp_path: Path) -> None:
     trace = read_trace(tmp_path, top_k=2)
     assert trace.loads().tolist() == [[[5, 5, 2], [0, 12, 0]], [[0, 6, 0], [3, 0, 3]]]
     assert (trace.layers, trace.n_experts, trace.n_tokens) == (("3", "5"), 3, 9)
-    assert trace.source == "sglang csv, 2 ranks"
+    assert trace.source == (
+        f"sglang csv, 2 ranks; assumed {trace.n_experts} experts, up to the highest number "
+        "(--experts)"
+    )
+    assert read_trace(tmp_path, trace.n_experts + 4).source == "sglang csv, 2 ranks"
     alone = read_trace(path, 4)  # the last dump, of rank 1
     assert alone.loads().tolist() == [[[0, 3, 0, 0], [0, 0, 3, 0]]]
     with pytest.raises(UsageError, match=r"experts=2: has expert 2"):
