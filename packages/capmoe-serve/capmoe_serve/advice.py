@@ -278,7 +278,9 @@ def model_records(root: Path, model: str) -> tuple[Record, ...]:
     records = tuple(read_results(root, [], glob.escape(model)))
     if not records:
         names = sorted({path.parents[1].name for path, _ in record_places(root)})
-        there = f"it has {', '.join(names)}; name one by --model" if names else "it has none of any"
+        there = f"it has {', '.join(names)}; name one by --model"
+        if not names:
+            there = "it has none; give a directory with a folder for each model, as results/zoo has"
         raise UsageError(f"results={shown(root)}: no whole record of model {shown(model)}; {there}")
     return records
 

@@ -28,7 +28,9 @@ REFUSED = {
         f"{ADVISE} --experts-per-rank 65": "needs one of each at most",
         f"{ADVISE} --nodes 2": "nodes=2: must divide the groups of experts, here 1; give n_group",
         f"{ADVISE} --nodes 3 --groups 3": "groups=3: must divide the number of experts, 64",
-        f"{ADVISE} --results nowhere": "no whole record of model",
+        f"{ADVISE} --results nowhere": "no whole record of model zoo_olmoe; it has none; give a "
+        "directory with a folder for each model",
+        f"{ADVISE} --results zoo/zoo_olmoe": "it has none; give a directory with a folder for each",
         f"{ADVISE} --results zoo --model zoo_*": "no whole record of model zoo_*; it has zoo_deep",
         f"{ADVISE} --results zoo --model zoo_mixtral": "with 4 MoE layers of 8 experts, top-2; the "
         "trace has 4 MoE layers of 64 experts, top-8; give records of the model that was served",
