@@ -36,6 +36,7 @@ MAIN: dict[str, str] = {
     "data.root=truncated data.name=hub": "stand for other documents",
     "data.root=null data.name=mine tasks=obqa": "data.name=mine: no directory has it",
     "data.root=DIRECTORY data.name=mine tasks=obqa": "data.name=mine: no directory has it; set",
+    "results_dir=DIRECTORY/zoo": "results_dir=DIRECTORY/zoo: DIRECTORY stands for a directory",
     "data.root=DIRECTORY": "data.root=DIRECTORY: no such directory",
     "data.root=miniworld data.name=mine": "data.name=mine: data.root=miniworld has its own name",
     # Booleans.

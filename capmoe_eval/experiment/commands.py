@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import CELL_FIELDS, MODEL_FIELDS, OMITTED, TASK_FIELDS, Cell
-from capmoe_eval.experiment.composition import composed, load_option, options, override
+from capmoe_eval.experiment.composition import composed, load_option, options, override, task_word
 from capmoe_eval.experiment.datasource import DIRECTORY, HUB, is_embedded
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
@@ -115,7 +115,7 @@ def _cell_words(cell: Cell, always: Collection[str] = ()) -> dict[str, Any]:
     words: dict[str, Any] = {"model": name if config["model"]["name"] == name else "custom"}
     words |= _different(config["model"], cell.model, MODEL_FIELDS, "model.")
     words |= _different(config, cell.model, ("dtype", "attention"))
-    words |= _method_words(cell.method, config, always) | {"tasks": cell.task.name}
+    words |= _method_words(cell.method, config, always) | {"tasks": task_word(cell.task.name)}
     words |= _different(task, cell.task, [field for field in TASK_FIELDS if field in task], prefix)
     batch_size = task.get("batch_size")
     if batch_size and batch_size != cell.batch_size:

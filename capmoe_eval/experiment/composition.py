@@ -54,7 +54,7 @@ _METRICS: Final = {
     "multiple_choice": "acc",
     "generate_until": "exact_match",
 }
-_stored: dict[str, Path] = {}  # the options that files became, by name
+_stored: dict[str, tuple[Path, str]] = {}  # the files that became options, and as typed, by name
 
 
 def config_directory() -> Path:
@@ -271,7 +271,7 @@ def _task_option(text: str) -> str:
         raise UsageError(
             f"tasks={text}: declares no task (task: NAME); a group's tasks are named one by one"
         )
-    if name in options("tasks") and _stored.get(name) != file:
+    if name in options("tasks") and (name not in _stored or _stored[name][0] != file):
         raise UsageError(f"tasks={text}: {name} is a task of the suite; give it another name")
     metrics, filters = config.get("metric_list") or [{}], config.get("filter_list") or [{}]
     output = config.get("output_type", "generate_until")
@@ -290,8 +290,13 @@ def _task_option(text: str) -> str:
         "file_hash": hashlib.sha256(b"".join(hashes)).hexdigest()[:16],
     }
     ConfigStore.instance().store(name, {name: option}, group="tasks")
-    _stored[name] = file
+    _stored[name] = file, text
     return name
+
+
+def task_word(name: str) -> str:
+    """Return the word of a task on a command line: its file, as it was typed, or its name."""
+    return _stored[name][1] if name in _stored else name
 
 
 def _task_config(file: Path, text: str, read: dict[Path, bytes]) -> dict[str, Any]:

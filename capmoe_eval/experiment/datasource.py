@@ -18,7 +18,7 @@ from capmoe_eval.experiment.names import split_world
 
 HUB = "hub"
 DIRECTORY = "DIRECTORY"
-"""Stands for a ``data.root`` of which a record has the name alone."""
+"""Stands for a directory that a printed command does not name, and that commands refuse."""
 EMBEDDED = ("miniworld", "banking77", "pictures", "easy_vqa")
 """Sources that come with the suite: generated, the real BANKING77, and easy-VQA by its package.
 

@@ -31,6 +31,7 @@ from capmoe_eval.experiment.cell import (
     Text,
     Threads,
 )
+from capmoe_eval.experiment.datasource import DIRECTORY
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.routing.capacity import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Count, Seed, check, field_types, says
@@ -158,6 +159,8 @@ def check_words(words: Sequence[str]) -> None:
     It takes a fifth of the time in which Hydra would say so, and knows which key is meant.
     """
     for word in words:
+        if f"={DIRECTORY}/" in word:
+            raise UsageError(f"{word}: {DIRECTORY} stands for a directory; write its path")
         # A word with + or ~ is left to Hydra, and what it adds to :func:`check_keys`.
         path = re.match(r"(\w+)(?:\.(\w+))?(?:\.(\w+))?[\w.]*=", word)
         if path is None or path[1] == "hydra":

@@ -16,6 +16,7 @@ from capmoe_eval.beside import load_entry_points
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
+from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import LEFT_OUT
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import directories, named_directory
@@ -23,7 +24,6 @@ from capmoe_eval.paper.layout import PAPER_TABLES, TABLES, WorkloadLayout
 from capmoe_eval.report.tables.filled import (
     ENTRY_POINTS,
     VERSIONS,
-    cell_config,
     measured_table,
     published_table,
 )
@@ -104,7 +104,7 @@ def main(words: Sequence[str] | None = None) -> None:
         check_writable("--out", arguments.out)
         named = any(word.lstrip("+").startswith("results_dir=") for word in arguments.overrides)
         if named and not arguments.published:
-            results = Path(str(cell_config(arguments.overrides).results_dir))
+            results = Path(str(composed(arguments.overrides).results_dir)).expanduser()
             if not any(place.is_dir() for place in directories(results)):
                 line = f"results_dir={results}: no such directory; name one that has records"
                 raise UsageError(line)

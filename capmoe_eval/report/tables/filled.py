@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.commands import as_evaluated, other_sources, sweeps
-from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.configuration import (
     CellPlan,
     finished,
@@ -51,6 +51,8 @@ from capmoe_eval.routing.registry import create_method, knobs
 if TYPE_CHECKING:
     import pandas as pd
 
+    from capmoe_eval.experiment.record import Record
+
 ENTRY_POINTS: Final = "capmoe_eval.tables"
 """The group of entry points of packages that fill tables of timings, by the tables' names; each is
 a function of the layout and the directory of the benchmarks."""
@@ -63,12 +65,10 @@ _ADDED: Final = "†: added by the command line; the paper's table has no such r
 def cell_config(overrides: Sequence[str]) -> DictConfig:
     """Return the configuration that a command line composes without an experiment.
 
-    One that it names and a value that cannot be are a UsageError, an override that does not exist a
-    HydraException.
+    Its words are those of :func:`as_evaluated`. A value that cannot be is a UsageError, an override
+    that does not exist a HydraException.
     """
-    refuse_experiment(overrides)
-    words = [word for word in as_evaluated(overrides) if not word.startswith(GRIDS)]
-    config, _ = planned(words)
+    config, _ = planned([word for word in overrides if not word.startswith(GRIDS)])
     return config
 
 
@@ -112,7 +112,7 @@ def _results_table(
     """Return a table filled with the finished records of its experiment."""
     from capmoe_eval.results.frames import results_of
 
-    slots = _slots(config, layout.key)
+    slots = _slots(config, layout)
     layout = _as_planned(layout, slots, plans)
     records, notes = finished(plans)
     results = results_of(records, layout.metrics)
@@ -122,6 +122,7 @@ def _results_table(
     needs = {column.needs for column in layout.tasks if column.needs}
     filled.attrs["commands"] = sweeps(absent, [*overrides, *sorted(needs)])
     filled.attrs["notes"] += notes
+    filled.attrs["notes"] += _notes_of_models(records, slots)
     sources = sorted({record.cell.data for record in records if record.cell.data != HUB})
     if local := ", ".join(name for name in sources if not is_embedded(name)):
         filled.attrs["notes"].append(f"Documents are those of {local}, a directory (data.root).")
@@ -139,9 +140,25 @@ def _results_table(
     return filled
 
 
-def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
+def _notes_of_models(records: Sequence[Record], slots: Sequence[ModelSlot]) -> Iterator[str]:
+    """Yield what records say against the numbers of 2k and 3k, and against a model's name."""
+    models = {record.cell.model.name: record for record in records}
+    for slot in (slot for slot in slots if slot.key in models):
+        record = models[slot.key]
+        k, weights = record.layers[0].top_k, record.cell.model.pretrained
+        if slot.symbols and [*slot.symbols.values()] != [2 * k, 3 * k]:
+            yield f"But {slot.title} has k = {k}; set profile.m=[{2 * k},{3 * k}]."
+        if slot.key in options("model") and weights != load_option("model", slot.key).pretrained:
+            yield (
+                f"{slot.title} is a checkpoint in a directory, which nothing compared with that of "
+                "the hub."
+            )
+
+
+def _slots(config: DictConfig, layout: Layout) -> list[ModelSlot]:
     """Return the models of a table's composed experiment, in the order of its grid."""
-    symbols = dict(config.profile.get(f"{table}_m", {}))
+    has_symbols = any("m" in spec.knobs for block in layout.blocks for spec in block)
+    symbols = dict(zip(("2k", "3k"), config.profile.m, strict=False)) if has_symbols else {}
     settings = {knob: config[knob] for knob in knobs()}
     # An engine has the tokens of one rank.
     own_ranks = OmegaConf.is_interpolation(config, "ep_size") and config.backend == "transformers"

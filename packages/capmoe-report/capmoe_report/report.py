@@ -22,6 +22,7 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import CellPlan, model_notes, planned
+from capmoe_eval.experiment.datasource import DIRECTORY
 from capmoe_eval.experiment.files import check_writable, read_bytes, write_text
 from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
 from capmoe_eval.experiment.packs import file_with
@@ -185,13 +186,14 @@ def _refuse_nothing(roots: Sequence[Path], overrides: Sequence[str], out: Path) 
 def _without_places(page: str, places: Iterable[Path]) -> str:
     """Return a page that names what lies in some places without the directories above them.
 
-    A place below the working directory is named from there, any other by its last part alone.
+    A place below the working directory is named from there, any other by its last part alone, below
+    :data:`DIRECTORY`, which commands refuse.
     """
     here, names = Path.cwd(), dict[str, str]()
     for place in places:
         for form in (place.absolute(), place.resolve()):
             inside = form.is_relative_to(here)
-            name = form.relative_to(here).as_posix() if inside else f"…/{form.name}"
+            name = form.relative_to(here).as_posix() if inside else f"{DIRECTORY}/{form.name}"
             if form.name:  # not the root, which is above all
                 names[str(escape(form.as_posix()))] = str(escape(name))
     longest_first = sorted(names, key=len, reverse=True)

@@ -111,6 +111,41 @@ def test_a_model_of_ones_own_is_described_by_its_records(command: Command, name:
     assert queries == f"capmoe-eval run experiment=table4 {' '.join(model)} {settings}"
 
 
+def test_a_table_says_where_the_numbers_of_2k_and_3k_are_of_another_k(command: Command) -> None:
+    """They are a profile's; a record knows the k of its model, here 2."""
+    words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "tasks=obqa"]
+    for m, is_wrong in (("[16,24]", True), ("[4,6]", False)):
+        write_all(planned("experiment=table11", *words, f"profile.m={m}"), graded)
+        _, out, _ = command("table11", *words, f"profile.m={m}")
+        assert ("But mine has k = 2; set profile.m=" in out) == is_wrong
+    assert "On mine, 2k = 4, 3k = 6." in out
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_copy"), [("copy", True), ("allenai/OLMoE-1B-7B-0924", False)]
+)
+def test_a_copy_beside_what_the_paper_prints_is_called_one(
+    command: Command, weights: str, is_copy: bool
+) -> None:
+    """Its name is a claim of the user, which no record can prove."""
+    Path("copy").mkdir()
+    words = ["model=olmoe", f"model.pretrained={weights}", "tasks=obqa", "grid.method=[baseline]"]
+    write_all(planned("experiment=table1", *words), graded)
+    _, out, _ = command("table1", *words)
+    assert "published:" in out
+    assert ("OLMoE is a checkpoint in a directory" in out) == is_copy
+
+
+def test_missing_cells_of_a_users_task_are_computed_from_its_file(command: Command) -> None:
+    """The name alone is no task of the suite."""
+    Path("mine.yaml").write_text(
+        "{task: my_task, dataset_path: json, output_type: multiple_choice}"
+    )
+    words = ["profile=tiny", "grid.model=[tiny_olmoe]", "tasks=[obqa,mine.yaml]"]
+    _, out, _ = command("table2", *words)
+    assert "'tasks=[obqa,mine.yaml]'" in out
+
+
 def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
     """Seeds are averaged; a knob that differs within a method is said, and intervals are shown."""
     base, score, device = (
