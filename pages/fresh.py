@@ -99,8 +99,8 @@ def summary() -> str:
     wide = Counter(row["verdict"] for row in rows if not row["conditional"])
     return paragraph(
         f"Of the {counts.total()} primary contrasts of the claims, on five models that were "
-        f"trained after the rules had been committed: {parts}. Holm's correction, "
-        f"as of these verdicts, confirms {wide['confirmed']} of these over families, too "
+        f"trained after the rules had been committed: {parts}. Over families Holm's correction, "
+        f"that of these verdicts, confirms {wide['confirmed']} of the {counts['confirmed']} "
         "([the confirmatory run](docs/explanation/fresh.md))."
     )
 
