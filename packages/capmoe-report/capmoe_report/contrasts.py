@@ -88,7 +88,9 @@ def judge_contrasts(
                 **{"records": effect.records, "compared": _coverage(effect)},
                 "wide": None if effect.between is None else effect.interval(wide=True),
                 "conditional": p_families >= LEVEL,
-                "detectable": effect.detectable() if contrast.expect.margin else None,
+                "detectable": effect.detectable(LEVEL / (len(depths) + len(absent)))
+                if contrast.expect.margin
+                else None,
             }
         finding = Finding(
             label=str(contrast),

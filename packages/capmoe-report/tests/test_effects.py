@@ -20,6 +20,7 @@ from tests.nightly import nightly_but
 from tests.paper.test_statistics import SCORES
 from tests.records import record_of
 
+from capmoe_report.contrasts import judge_contrasts, read_contrasts
 from capmoe_report.effects import by_family, contrast, pooled
 
 Models = dict[str, dict[str, Paired]]
@@ -123,6 +124,16 @@ def test_four_of_five_studies_decide_the_detectable_distance(level: float) -> No
     truths = study.detectable(level) + study.error * rng.standard_normal(2000)
     decided = [study.p(truth) < level for truth in truths]
     assert np.mean(decided) == pytest.approx(0.8, abs=0.03)
+
+
+@pytest.mark.parametrize(("planned", "level"), [(0, 0.05), (11, 0.05 / 11)])
+def test_what_a_contrast_could_decide_is_corrected_as_its_p(planned: int, level: float) -> None:
+    """A distance that only an uncorrected test decides was printed beside a corrected verdict."""
+    side, other = {"method": "score", "gamma": 1.5}, {"method": "baseline"}
+    (row,) = read_contrasts([{"a": side, "b": other, "expect": {"at_least": "-comparable"}}])
+    study = pooled({"a": {"t": difference(np.random.default_rng(8).normal(0, 0.3, 20_000))}})
+    (finding,) = judge_contrasts([row], [study], planned=planned)
+    assert finding.detectable == study.detectable(level)
 
 
 def replications(seeds: Sequence[int], family_sd: float, shared_sd: float) -> Iterator[Models]:
