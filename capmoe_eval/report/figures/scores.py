@@ -160,7 +160,7 @@ def by_rounds(sources: Sources) -> pd.DataFrame:
     cells["rounds"] = cells["rounds"].fillna(1).astype(int)
     layers = sources.layers("one_round", "rounds").groupby("cell")
     computed = layers["load_after"].agg(lambda loads: sum(map(sum, loads)))
-    cells["unserved"] = cells["cell"].map(1 - computed / layers["assignments"].sum())
+    cells["unserved"] = cells["cell"].map(1 - computed / layers["assignments"].sum()).astype(float)
     cells = pd.concat([cells.sort_values("rounds"), sources.cells("baseline").assign(rounds=0)])
     loads = {"dropped_percent": "drop_rate", "unserved_percent": "unserved"}
     rows = over_tasks(cells, sources.tasks, ["rounds"], **loads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shlex
@@ -18,7 +19,7 @@ from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.report.figures import command
-from capmoe_eval.report.figures.catalogue import get_figure
+from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, gather
 from capmoe_eval.results.frames import read
 from tests.records import plausible
@@ -169,6 +170,23 @@ def test_a_users_model_is_drawn_by_its_name_and_directory(
         f"data.root={name}" if source == "miniworld" else f"data.root=DIRECTORY data.name={name}"
     )
     assert f"({words} shows those of other documents); compute" in capsys.readouterr().err
+
+
+def test_a_model_with_a_baseline_alone_is_drawn_or_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns without a row have no type of their own, by which two figures failed."""
+    words = [*MINE, "model.pretrained=nowhere", f"results_dir={tmp_path}/results"]
+    experiment = FigurePlans(words)
+    for spec in figures().values():
+        subject = experiment.of(spec.experiment)
+        for plan in itertools.chain(*map(subject.plan, spec.parts)):
+            if plan.cell.method.is_stock:
+                plausible(plan.cell, tmp_path / "results").write()
+    run("all", "--formats=", "--out", tmp_path, *words)
+    errors = capsys.readouterr().err
+    assert "traceback" not in errors
+    assert (tmp_path / "custom/figures/v1_fig7.json").is_file()
 
 
 def test_any_directory_is_drawn_against_gamma(tmp_path: Path) -> None:

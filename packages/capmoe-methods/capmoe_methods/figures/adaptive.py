@@ -44,7 +44,8 @@ def against_static(sources: Sources) -> pd.DataFrame:
 
     results = sources.results
     cells = results.cells.assign(
-        straggler=stragglers(results), budget_of=results.cells["budget_of"].fillna(_STATIC)
+        straggler=stragglers(results),
+        budget_of=results.cells["budget_of"].astype(object).fillna(_STATIC),
     )
     points = cells.groupby(["model", "setting", "budget_of"], sort=False).agg(
         dropped_percent=("drop_rate", "mean"),

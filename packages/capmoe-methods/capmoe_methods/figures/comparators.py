@@ -118,7 +118,7 @@ def _tasks(sources: Sources, of: str) -> dict[str, str]:
 
 def _lines(cells: pd.DataFrame) -> pd.Series[str]:
     """Return the line that each cell's point is on."""
-    titles = cells["method"].map(method_title)
+    titles = cells["method"].map(method_title).astype(str)  # of no cells, too
     titles = titles.mask(cells["granularity"] == "device", titles + ", devices")
     return titles.mask(cells["candidates"] == "global", "expert choice")
 

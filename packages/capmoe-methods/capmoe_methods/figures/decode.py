@@ -36,7 +36,7 @@ def by_mode(sources: Sources) -> pd.DataFrame:
 
     limited = sources.cells("generation")
     cells = pd.concat([limited, sources.cells("generation_unlimited")])
-    cells["decode"] = cells["decode"].fillna("unconstrained")
+    cells["decode"] = cells["decode"].astype(object).fillna("unconstrained")
     order = [cells["gamma"], cells["asked"].map([*sources.tasks.values()].index)]
     order += [cells["title"].map([*sources.models.values()].index)]
     cells = cells.iloc[np.lexsort(order)]
