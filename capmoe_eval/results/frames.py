@@ -34,19 +34,17 @@ _VERSION: Final = 2
 """Of the columns of kept documents and layers, which have a folder of their own."""
 
 
-def _columns(name: str, kind: type) -> dict[str, tuple[str, object]]:
-    """Return field and default of the columns of a part of a cell."""
-    fields = dataclasses.fields(kind)
-    return {
-        f"{name}.{field.name}".removesuffix(".name"): (
+# Field and default of the columns of a part of a cell.
+_OF_PARTS: Final[dict[str, dict[str, tuple[str, object]]]] = {
+    part: {
+        f"{part}.{field.name}".removesuffix(".name"): (
             field.name,
             None if field.default is dataclasses.MISSING else field.default,
         )
-        for field in fields
+        for field in dataclasses.fields(kind)
     }
-
-
-_OF_PARTS: Final = {"model": _columns("model", ModelId), "task": _columns("task", TaskId)}
+    for part, kind in (("model", ModelId), ("task", TaskId))
+}
 IDENTITY: Final = (
     *_OF_PARTS["model"],
     *("method", "gamma", *knobs()),  # of all methods and forms of γ that are registered now

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -143,16 +143,12 @@ def _results_table(
 def _notes_of_models(records: Sequence[Record], slots: Sequence[ModelSlot]) -> Iterator[str]:
     """Yield what records say against the numbers of 2k and 3k, and against a model's name."""
     models = {record.cell.model.name: record for record in records}
-    for slot in (slot for slot in slots if slot.key in models):
-        record = models[slot.key]
+    for slot, record in ((slot, models[slot.key]) for slot in slots if slot.key in models):
         k, weights = record.layers[0].top_k, record.cell.model.pretrained
         if slot.symbols and [*slot.symbols.values()] != [2 * k, 3 * k]:
             yield f"But {slot.title} has k = {k}; set profile.m=[{2 * k},{3 * k}]."
         if slot.key in options("model") and weights != load_option("model", slot.key).pretrained:
-            yield (
-                f"{slot.title} is a checkpoint in a directory, which nothing compared with that of "
-                "the hub."
-            )
+            yield f"{slot.title} is a checkpoint in a directory, not compared with the hub's."
 
 
 def _slots(config: DictConfig, layout: Layout) -> list[ModelSlot]:
@@ -210,7 +206,7 @@ def _as_planned(layout: Layout, slots: Sequence[ModelSlot], cells: Sequence[Cell
     others = {column.task: column for column in ALL_TASKS}
     named = {column.task for column in layout.tasks}
     columns += [others.get(task, TaskColumn(task, task)) for task in tasks if task not in named]
-    return dataclasses.replace(
+    return replace(
         layout,
         tasks=tuple(columns),
         blocks=tuple(block for block in (*blocks, *map(tuple, added.values())) if block),
@@ -255,7 +251,13 @@ def published_table(name: str, version: str = "v2") -> pd.DataFrame:
     layout, note = printed_layout(name, version), f"As published ({VERSIONS[version]})."
     match layout:
         case Layout():
-            printed = printed_table(_as_printed(layout))
+            # With the paper's headings and rows, and without γ where it states none.
+            tasks = [replace(task, heading=task.printed or task.heading) for task in layout.tasks]
+            blocks = [[spec for spec in block if spec.in_print] for block in layout.blocks]
+            if not layout.states_gamma:
+                blocks = [[replace(spec, gamma=None) for spec in block] for block in blocks]
+            as_printed = replace(layout, tasks=tuple(tasks), blocks=tuple(map(tuple, blocks)))
+            printed = printed_table(as_printed)
             note = f"Published numbers ({VERSIONS[version]}), averages as printed."
         case WorkloadLayout():
             printed = printed_workloads(layout)
@@ -264,15 +266,3 @@ def published_table(name: str, version: str = "v2") -> pd.DataFrame:
     notes = [note, *printed.attrs["notes"]]
     printed.attrs |= {"name": f"{name}_published_{version}", "folder": "published", "notes": notes}
     return printed
-
-
-def _as_printed(layout: Layout) -> Layout:
-    """Return a layout with the headings and rows of the paper, and no γ where it states none."""
-    tasks = tuple(
-        dataclasses.replace(column, heading=column.printed or column.heading)
-        for column in layout.tasks
-    )
-    blocks = tuple(tuple(spec for spec in block if spec.in_print) for block in layout.blocks)
-    if not layout.states_gamma:
-        blocks = tuple(tuple(dataclasses.replace(s, gamma=None) for s in b) for b in blocks)
-    return dataclasses.replace(layout, tasks=tasks, blocks=blocks)

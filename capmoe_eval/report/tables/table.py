@@ -62,6 +62,8 @@ def as_table(
     """
     import pandas as pd
 
+    from capmoe_eval.paper.statistics import holm
+
     columns = ["line", "block", *labels, "model", "method", "gamma", "column"]
     frame = pd.DataFrame(list(cells), columns=[*columns, *_NUMBERS, *_TEXTS, "records"])
     frame = frame.astype(dict.fromkeys(("gamma", *_NUMBERS), float))
@@ -75,7 +77,9 @@ def as_table(
     error = (frame["stderr"] ** 2 + frame["sampling"] ** 2) ** 0.5
     frame["z"] = (frame["difference"] / error).where(error > 0)
     lower = getattr(layout, "lower_is_better", False)
-    frame["corrected"], frame["mark"] = _corrected(frame), ""
+    ps = frame["p"].dropna()
+    ps[:] = holm(ps.tolist())
+    frame["corrected"], frame["mark"] = ps.reindex(frame.index), ""
     significant = (frame["corrected"] < ALPHA) & (frame["effect"] != 0)
     better = (frame["effect"] > 0) != lower
     frame.loc[significant & better, "mark"] = "▲"
@@ -91,14 +95,3 @@ def as_table(
     frame.attrs |= {"labels": list(labels), "notes": list(notes), "commands": list(commands)}
     frame.attrs |= {"decimals": decimals, "fine": {}}
     return frame
-
-
-def _corrected(frame: pd.DataFrame) -> pd.Series:
-    """Return the p values of a table, corrected for their number."""
-    ps = frame["p"].dropna()
-    if ps.empty:
-        return frame["p"]
-    from capmoe_eval.paper.statistics import holm
-
-    ps[:] = holm(ps.tolist())
-    return ps.reindex(frame.index)
