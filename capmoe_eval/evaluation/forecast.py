@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 import statistics
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from capmoe_eval.errors import UsageError
@@ -16,6 +17,7 @@ from capmoe_eval.evaluation.run import (
     finished_record,
     loads,
     n_documents,
+    refusals,
     task_library,
     with_documents,
 )
@@ -35,11 +37,18 @@ def forecast(plans: Sequence[CellPlan]) -> str:
     missing = [plan for plan in plans if plan.overwrite or finished_record(plan) is None]
     if not missing:
         return f"Missing cells: 0 of {len(plans)}. Nothing is left to compute."
+    head = (
+        f"Missing cells: {len(missing)} of {len(plans)}. None was computed now; the same command "
+        "without plan=true computes them."
+    )
+    refused = refusals(missing, asks_hub=False)
+    missing = [plan for plan in missing if plan.path not in refused]
     library = task_library(missing)
     from capmoe_eval.evaluation.loading import weightless  # it imports torch
 
     rows: list[dict[str, str]] = []
-    notes: list[str] = []
+    reasons = Counter(" ".join(str(error).split()) for error in refused.values())
+    notes = [f"{n} of these cells cannot be computed: {reason}" for reason, n in reasons.items()]
     times: list[float] = []
     for of_model in _grouped(missing, loads):
         for cells in _grouped(of_model, lambda plan: (plan.cell.task, plan.cell.limit)):
@@ -68,10 +77,6 @@ def forecast(plans: Sequence[CellPlan]) -> str:
         waiting = [plan for plan in missing if plan.cell.method.calibration == name]
         note = pkgutil.resolve_name(calibrations()[name]).missing(waiting)
         notes += [] if note is None else [note]
-    head = (
-        f"Missing cells: {len(missing)} of {len(plans)}. None was computed now; the same command "
-        "without plan=true computes them."
-    )
     total = f"In one process: {duration(sum(times))}, without loading models"
     end = total if times else "The time is not known"
     if len(times) < len(rows):

@@ -112,8 +112,10 @@ def weightless(model: ModelId) -> Any:
         return kind.from_config(config, dtype=getattr(torch, model.dtype))
 
 
-def model_config(model: ModelId) -> PretrainedConfig:
+def model_config(model: ModelId, *, asks_hub: bool = True) -> PretrainedConfig:
     """Return the configuration of a model; of an untrained one, with a vocabulary of any size.
+
+    Without ``asks_hub``, that of a model of the hub must be in the user's cache.
 
     Raises:
         UsageError: If it cannot be loaded, or no embedded model has the name.
@@ -122,7 +124,10 @@ def model_config(model: ModelId) -> PretrainedConfig:
     if not model.pretrained.startswith((ZOO, TINY)):
         with one_line("model.pretrained", model.pretrained, model.revision):
             return AutoConfig.from_pretrained(
-                model.checkpoint, revision=model.revision, trust_remote_code=False
+                model.checkpoint,
+                revision=model.revision,
+                local_files_only=not asks_hub,
+                trust_remote_code=False,
             )
     zoo = model.pretrained.startswith(ZOO)
     choices = TRAINED if zoo else (*TINY_FAMILIES, TINY_LLAVA)

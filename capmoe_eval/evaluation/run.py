@@ -42,7 +42,6 @@ from capmoe_eval.errors import (
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.experiment.cell import (
-    HUB_NAME,
     PROGRAMS,
     REAL,
     TINY,
@@ -51,6 +50,7 @@ from capmoe_eval.experiment.cell import (
     ModelId,
     TaskId,
     checkpoint,
+    is_of_hub,
 )
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource, is_embedded
@@ -213,8 +213,6 @@ class _Computation:
         progress.total = len(missing)
         progress.stage("importing torch, transformers and lm-eval, and reading the tasks …")
         refused = refusals(missing)
-        if len(refused) == len(missing):
-            raise next(iter(refused.values()))
         self.plans = [plan for plan in missing if plan.path not in refused]
         self.library = task_library(self.plans)
         for line in cautions(self.plans, self.library):
@@ -602,20 +600,26 @@ def check_task(library: TaskLibrary, task: TaskId, source: DataSource) -> None:
         )
 
 
-def refusals(plans: Sequence[CellPlan]) -> dict[Path, UsageError]:
+def refusals(plans: Sequence[CellPlan], *, asks_hub: bool = True) -> dict[Path, UsageError]:
     """Return why cells cannot be computed, by the paths of their records, as far as files tell.
 
     A model of which that is said is not looked at further, and the libraries, which take seconds to
-    be imported, are asked last. No weights are loaded.
+    be imported, are asked last. No weights are loaded. Without ``asks_hub``, a model of the hub is
+    refused only by what is here of it.
+
+    Raises:
+        UsageError: The first reason, if none of the cells can be computed.
     """
     refused: dict[Path, UsageError] = {}
-    for check in (_check_programs, _check_checkpoint, _check_layers()):
+    for check in (_check_programs, _check_checkpoint, _check_layers(asks_hub)):
         for plan in plans:
             if plan.path not in refused:
                 try:
                     check(plan)
                 except UsageError as error:
                     refused[plan.path] = error
+    if refused and len(refused) == len(plans):
+        raise next(iter(refused.values()))
     return refused
 
 
@@ -649,7 +653,7 @@ def _check_checkpoint(plan: CellPlan) -> None:
         elif path.exists():
             reason = "it is no directory"
         else:
-            reason = "" if HUB_NAME.fullmatch(name) else "no such directory"
+            reason = "" if is_of_hub(name) else "no such directory"
         if reason:
             raise UsageError(
                 f"model.{field}={shown(name)}: cannot be loaded ({reason}); set model.{field}=PATH "
@@ -658,7 +662,7 @@ def _check_checkpoint(plan: CellPlan) -> None:
             )
 
 
-def _check_layers() -> Callable[[CellPlan], None]:
+def _check_layers(asks_hub: bool) -> Callable[[CellPlan], None]:
     """Return what refuses methods that do not fit the MoE layers of a model's configuration.
 
     A configuration that cannot be read is refused, too; each is read once.
@@ -670,7 +674,12 @@ def _check_layers() -> Callable[[CellPlan], None]:
         from capmoe_eval.evaluation.loading import model_config
         from capmoe_eval.wrapper.layers import announced_layers
 
-        return announced_layers(model_config(model))
+        try:
+            return announced_layers(model_config(model, asks_hub=asks_hub))
+        except UsageError:
+            if asks_hub or not is_of_hub(model.pretrained):
+                raise
+            return None
 
     def check(plan: CellPlan) -> None:
         method = plan.cell.method

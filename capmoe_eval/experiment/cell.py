@@ -31,6 +31,7 @@ from capmoe_eval.routing.knobs import (
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs, method_names, placements
 
+_HUB_NAME: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _LONGEST_NAME: Final = 100  # bytes; a file system takes 255 for a name, and the suite adds endings
 
 
@@ -88,8 +89,6 @@ ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
 REAL = "real:"
 """Prefix of the ``pretrained`` of a model that ``make real`` writes into the user's cache."""
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-"""A ``pretrained`` that may be of the hub, unless it is a directory."""
 PROGRAMS = ("capmoe_humaneval",)
 """The suite's tasks, by lm-eval's name, whose answers are programs, which run in a sandbox."""
 
@@ -99,6 +98,11 @@ def checkpoint(pretrained: str) -> str:
     if not pretrained.startswith(REAL):
         return pretrained
     return str(users_cache() / "real" / pretrained.removeprefix(REAL))
+
+
+def is_of_hub(pretrained: str) -> bool:
+    """Return whether a ``pretrained`` may name a model of the hub: it is no path that is here."""
+    return bool(_HUB_NAME.fullmatch(pretrained)) and not Path(pretrained).exists()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from capmoe_eval.beside import check_installed
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choice, shown
 from capmoe_eval.experiment.cell import (
     CELL_FIELDS,
-    HUB_NAME,
     MODEL_FIELDS,
     TASK_FIELDS,
     TINY,
@@ -30,6 +29,7 @@ from capmoe_eval.experiment.cell import (
     ModelId,
     Name,
     TaskId,
+    is_of_hub,
 )
 from capmoe_eval.experiment.composition import composed, load_option, load_options, options
 from capmoe_eval.experiment.datasource import DataSource, data_source
@@ -234,8 +234,7 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
     # A path may be the local copy of a model of the hub; a record has the hash of its weights.
     weights = load_option("model", name).pretrained
     of_hub = not weights.startswith((ZOO, TINY)) and not pretrained.startswith((ZOO, TINY))
-    is_copy = of_hub and (not HUB_NAME.fullmatch(pretrained) or Path(pretrained).exists())
-    if pretrained != weights and not is_copy:
+    if pretrained != weights and (not of_hub or is_of_hub(pretrained)):
         raise UsageError(
             f"model.pretrained={shown(pretrained)}: model={name} names its own weights, {weights}; "
             f"write model=custom model.name=NAME model.pretrained={shown(pretrained)}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.forecast import forecast, recorded_seconds
 from capmoe_eval.evaluation.loading import load_lm, weightless
 from capmoe_eval.evaluation.run import run, with_documents
@@ -56,3 +57,23 @@ def test_its_times_are_of_like_records_alone(tmp_path: Path) -> None:
     text = forecast(small("tasks=[obqa,piqa]", "gamma=2.0", f"results_dir={tmp_path}"))
     assert ["tiny_olmoe", "obqa", "1", "3"] in [line.split()[:4] for line in text.splitlines()]
     assert "for 1 of 2 rows; a cell of few documents (limit=N)" in text
+
+
+def test_it_refuses_what_a_run_would_refuse(tmp_path: Path) -> None:
+    """Of several cells the others are planned; a model of the hub may be elsewhere."""
+    words = "gamma=1.0", "method=score", f"results_dir={tmp_path}"
+    for bad, line in (
+        (("tasks=obqa", "ep_size=3"), "ep_size=3: 32 experts cannot be spread evenly"),
+        (("tasks=obqa", "layer_gammas=[1.0,1.0]"), "layer_gammas: 2 capacity factors for 3 MoE"),
+        (("tasks=humaneval",), "allow it with allow_code_execution=true"),
+    ):
+        for refuses in (run, forecast):
+            with pytest.raises(UsageError, match=line):
+                refuses(small(*words, *bad))
+    text = forecast(small("tasks=obqa", "grid.ep_size=[2,3]", *words))
+    assert text.startswith("Missing cells: 2 of 2.")
+    assert ["tiny_olmoe", "obqa", "1", "3"] in [line.split()[:4] for line in text.splitlines()]
+    assert "1 of these cells cannot be computed: ep_size=3: 32 experts cannot be" in text
+    of_hub = "model=custom", "model.name=m", "model.pretrained=capmoe/none", "tasks=obqa"
+    text = forecast(records.planned(*of_hub, "data.root=miniworld", *words))
+    assert "m: its memory is not known" in text
