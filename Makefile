@@ -104,7 +104,7 @@ figures: install  ## run what the figures lack, then draw all of them
 $(FIGURES): install
 	@commands="$$($(PY) -m capmoe_eval figure $@ --missing profile=$(PROFILE) $(ARGS))" || exit $$?; \
 	printf '%s\n' "$$commands" | PATH="$(CURDIR)/$(BIN):$$PATH" sh
-	$(PY) -m capmoe_eval figure $@ profile=$(PROFILE) $(ARGS)
+	@$(RENDER) figure $@ profile=$(PROFILE) $(ARGS)
 
 replicate: install  ## test the paper's claims on every model of the profile, and report
 	@$(call run,replicate); \
@@ -114,7 +114,7 @@ replicate: install  ## test the paper's claims on every model of the profile, an
 # Computes an experiment in JOBS processes; the highest status is kept.
 run = status=0; pids=; \
 	for i in $$(seq $(JOBS)); do \
-	  ( [ $$i -eq 1 ] || exec >/dev/null; exec $(PY) -m capmoe_eval experiment=$(1) profile=$(PROFILE) $(ARGS) ) & \
+	  ( [ $$i -eq 1 ] || exec >/dev/null 2>&1; exec $(PY) -m capmoe_eval experiment=$(1) profile=$(PROFILE) $(ARGS) ) & \
 	  pids="$$pids $$!"; \
 	done; \
 	for pid in $$pids; do s=0; wait $$pid || s=$$?; [ $$s -le $$status ] || status=$$s; done

@@ -239,6 +239,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "table2 --bench nowhere": "--bench=nowhere: no such directory",
         "table1 profile=real tasks=obqa": "tasks=obqa: tasks is set by the experiment's grid",
         "table2 out=mine": "out=mine: is an option; write --out=mine",
+        "table2 plan=true": "plan=true: plans a run, and this command computes nothing; leave",
         "table2 results_dir=/nonexistent": "results_dir=/nonexistent: no such directory",
         "table2 model=custom model.name=a model.pretrained=b model.profile=../c": "model.profile=",
         "table2 model.name=mine": "model.name=mine: model is set by the experiment's grid",
@@ -256,6 +257,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "fig7 --out file": f"--out=file: {WRITE}",
         "fig7 --formats bmp": "--formats=bmp",
         "fig7": "fig7",
+        "fig7 plan=true": "plan=true: plans a run",
     },
     "train": {
         "": "required",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_make_refuses_a_setting_that_it_would_ignore() -> None:
     command[3] = "ARGS=gamma=1.0 results_dir=elsewhere"
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "table table2 profile=tiny gamma=1.0 results_dir=elsewhere" in ended.stdout
+
+
+def test_make_prints_a_mistake_once() -> None:
+    """Also where several processes share the cells."""
+    words = "make", "-o", "install", f"PY={sys.executable}", "JOBS=2", "table2", "ARGS=gamma=x"
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.count("gamma=x: the capacity factor must be") == 1
 
 
 @pytest.mark.parametrize(

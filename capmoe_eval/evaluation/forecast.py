@@ -8,7 +8,8 @@ from __future__ import annotations
 import pkgutil
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
+from operator import attrgetter
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import aligned, duration
@@ -21,12 +22,13 @@ from capmoe_eval.evaluation.run import (
     task_library,
     with_documents,
 )
-from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.routing.registry import calibrations
 
 _NUMBERS = {"cells", "documents", "time"}
+# What cells of the same rate have in common, beside task and device.
+_batches = attrgetter("model", "backend", "batch_size", "max_num_batched_tokens")
 
 
 def forecast(plans: Sequence[CellPlan]) -> str:
@@ -50,23 +52,25 @@ def forecast(plans: Sequence[CellPlan]) -> str:
     reasons = Counter(" ".join(str(error).split()) for error in refused.values())
     notes = [f"{n} of these cells cannot be computed: {reason}" for reason, n in reasons.items()]
     times: list[float] = []
-    for of_model in _grouped(missing, loads):
-        for cells in _grouped(of_model, lambda plan: (plan.cell.task, plan.cell.limit)):
-            first = cells[0]
-            parts = library.parts(first.cell.task, first.source).values()
-            documents = len(cells) * n_documents(parts, first.cell.limit)
-            seconds = recorded_seconds(first)
-            times += [documents * statistics.median(seconds)] if seconds else []
-            row = {
-                "model": first.cell.model.name,
-                "task": first.cell.task.name,
-                "cells": str(len(cells)),
-                "documents": f"{documents:,}",
-                "time": duration(times[-1]) if seconds else "?",
-                "from records": str(len(seconds)),
-            }
-            rows.append(row)
-        model = of_model[0].cell.model
+    groups: dict[Hashable, list[CellPlan]] = {}
+    for plan in missing:
+        groups.setdefault((loads(plan), plan.cell.task, plan.cell.limit), []).append(plan)
+    for cells in groups.values():
+        first = cells[0]
+        parts = library.parts(first.cell.task, first.source).values()
+        documents = len(cells) * n_documents(parts, first.cell.limit)
+        seconds = recorded_seconds(first)
+        times += [documents * statistics.median(seconds)] if seconds else []
+        row = {
+            "model": first.cell.model.name,
+            "task": first.cell.task.name,
+            "cells": str(len(cells)),
+            "documents": f"{documents:,}",
+            "time": duration(times[-1]) if seconds else "?",
+            "from records": str(len(seconds)),
+        }
+        rows.append(row)
+    for model in dict.fromkeys(plan.cell.model for plan in missing):
         try:
             weights = weightless(model).parameters()
             gib = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
@@ -83,15 +87,6 @@ def forecast(plans: Sequence[CellPlan]) -> str:
         end += f", for {len(times)} of {len(rows)} rows" if times else ""
         end += "; a cell of few documents (limit=N) in the same results_dir gives a row its time"
     return "\n".join([head, aligned(rows, _NUMBERS), *notes, f"{end}."])
-
-
-def _grouped(
-    plans: Iterable[CellPlan], key: Callable[[CellPlan], Hashable]
-) -> list[list[CellPlan]]:
-    groups: dict[Hashable, list[CellPlan]] = {}
-    for plan in plans:
-        groups.setdefault(key(plan), []).append(plan)
-    return list(groups.values())
 
 
 def recorded_seconds(plan: CellPlan) -> list[float]:
@@ -113,8 +108,3 @@ def recorded_seconds(plan: CellPlan) -> list[float]:
         if _batches(record.cell) == _batches(plan.cell)
         and (record.provenance.device, record.provenance.threads) == (device, threads)
     ]
-
-
-def _batches(cell: Cell) -> tuple[object, ...]:
-    """Return what cells of the same rate have in common, beside task and device."""
-    return cell.model, cell.backend, cell.batch_size, cell.max_num_batched_tokens

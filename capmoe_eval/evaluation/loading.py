@@ -123,12 +123,8 @@ def model_config(model: ModelId, *, asks_hub: bool = True) -> PretrainedConfig:
     prefix, _, name = model.pretrained.partition(":")
     if not model.pretrained.startswith((ZOO, TINY)):
         with one_line("model.pretrained", model.pretrained, model.revision):
-            return AutoConfig.from_pretrained(
-                model.checkpoint,
-                revision=model.revision,
-                local_files_only=not asks_hub,
-                trust_remote_code=False,
-            )
+            of_hub = {"revision": model.revision, "local_files_only": not asks_hub}
+            return AutoConfig.from_pretrained(model.checkpoint, trust_remote_code=False, **of_hub)
     zoo = model.pretrained.startswith(ZOO)
     choices = TRAINED if zoo else (*TINY_FAMILIES, TINY_LLAVA)
     if (base_name(name) if zoo else name) not in choices:

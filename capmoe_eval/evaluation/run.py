@@ -15,16 +15,9 @@ import pkgutil
 import sys
 import time
 from collections import Counter
-from collections.abc import (
-    Callable,
-    Collection,
-    Generator,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,13 +51,7 @@ from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.packs import record_bytes
 from capmoe_eval.experiment.processes import adopt_srun, of_submitit, process_count, process_rank
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.experiment.reservations import (
-    holder_of,
-    release_all,
-    reserve,
-    reserved,
-    tidy,
-)
+from capmoe_eval.experiment.reservations import holder_of, release_all, reserve, reserved, tidy
 from capmoe_eval.experiment.results import CALIBRATIONS, read_records, record_places
 from capmoe_eval.routing.registry import calibrations
 
@@ -78,10 +65,8 @@ POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
 
 
-def loads(plan: CellPlan) -> tuple[object, ...]:
-    """Return what cells have in common for which a model is loaded once."""
-    devices = plan.device, plan.device_map, plan.threads, plan.parallel
-    return plan.cell.model, plan.cell.backend, *devices
+loads = attrgetter("cell.model", "cell.backend", "device", "device_map", "threads", "parallel")
+"""Returns what cells have in common for which a model is loaded once."""
 
 
 def take_turns(
@@ -442,11 +427,11 @@ def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
 
 def with_documents(plans: Sequence[CellPlan]) -> list[CellPlan]:
     """Return the plans with their documents in place; embedded ones are written on first use."""
-    sources = {source: source for source in {plan.source for plan in plans}}
-    if any(is_embedded(source.name) for source in sources):
-        from capmoe_eval.zoo.hub import ready
+    if not any(is_embedded(plan.source.name) for plan in plans):
+        return [*plans]
+    from capmoe_eval.zoo.hub import ready
 
-        sources = {source: ready(source) for source in sources}
+    sources = {source: ready(source) for source in {plan.source for plan in plans}}
     return [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
 
 
@@ -641,25 +626,23 @@ def _check_checkpoint(plan: CellPlan) -> None:
     """Refuse a local model, or tokenizer, that is not there; the hub is not asked."""
     for field, file in (("pretrained", "config.json"), ("tokenizer", "")):
         name = getattr(plan.cell.model, field)
-        if name is None or name.startswith((ZOO, TINY)):
+        if name is None or name.startswith((ZOO, TINY)) or is_of_hub(name):
             continue
         path = Path(checkpoint(name))
-        if name.startswith(REAL) and not (path / file).is_file():
+        if path.is_dir() and (path / file).exists():
+            continue
+        if name.startswith(REAL):
             raise UsageError(
                 f"model.{field}={shown(name)}: {path} has no checkpoint; run `make real`"
             )
+        reason = "it is no directory" if path.exists() else "no such directory"
         if path.is_dir():
-            reason = "" if (path / file).exists() else f"it has no {file}"
-        elif path.exists():
-            reason = "it is no directory"
-        else:
-            reason = "" if is_of_hub(name) else "no such directory"
-        if reason:
-            raise UsageError(
-                f"model.{field}={shown(name)}: cannot be loaded ({reason}); set model.{field}=PATH "
-                "to the directory of a checkpoint, or name a model of the hub, or an embedded one, "
-                "for example model=tiny_olmoe"
-            )
+            reason = f"it has no {file}"
+        raise UsageError(
+            f"model.{field}={shown(name)}: cannot be loaded ({reason}); set model.{field}=PATH to "
+            "the directory of a checkpoint, or name a model of the hub, or an embedded one, for "
+            "example model=tiny_olmoe"
+        )
 
 
 def _check_layers(asks_hub: bool) -> Callable[[CellPlan], None]:

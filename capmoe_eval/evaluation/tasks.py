@@ -11,6 +11,7 @@ from typing import Any
 
 import lm_eval.tasks
 import lm_eval.utils
+from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
@@ -222,6 +223,7 @@ class _RootedFactory(TaskFactory):
 
     def _load_full_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         config: dict[str, Any] = super()._load_full_config(*args, **kwargs)
+        self._check_metrics(config)
         dataset = config.get("dataset_path")
         if not isinstance(dataset, str):
             return config
@@ -237,3 +239,15 @@ class _RootedFactory(TaskFactory):
             cache = str(cache_directory() / "datasets" / str(fingerprint))
             config["dataset_kwargs"] = (config.get("dataset_kwargs") or {}) | {"cache_dir": cache}
         return config
+
+    def _check_metrics(self, config: Mapping[str, Any]) -> None:
+        """Refuse a metric or an aggregation of a user's file that lm-eval does not know."""
+        if self._source.file is None or config.get("process_results") is not None:
+            return
+        for entry in config.get("metric_list") or ():
+            of_lm_eval = {"aggregation": AGGREGATION_REGISTRY}
+            if not entry.get("hf_evaluate"):
+                of_lm_eval["metric"] = METRIC_REGISTRY
+            for field, names in of_lm_eval.items():
+                if isinstance(name := entry.get(field), str) and name not in names:
+                    raise bad_choice(f"tasks={self._source.file}: {field}", name, names)

@@ -37,6 +37,10 @@ class Parser(argparse.ArgumentParser):
             option = f"--{word.partition('=')[0]}"
             if "=" in word and option in self._option_string_actions:
                 self.error(f"{shown(word)}: is an option; write {shown('--' + word)}")
+            if re.match(r"[+~]*experiment=", word):
+                self.error(f"{word}: what is reported says which experiment it is of; leave it out")
+            if word.lower() == "plan=true" and not getattr(parsed, "missing", False):
+                self.error(f"{word}: plans a run, and this command computes nothing; leave it out")
         return parsed, others
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import knobs
+from capmoe_eval.routing.registry import create_method, knobs
 
 # What a sweep can run over, in the order in which cells are joined: tasks share one evaluation of
 # the configuration, and all else is a comma list.
@@ -177,13 +178,20 @@ def _line(words: Words, overrides: Sequence[str] = ()) -> str:
 def _method_words(
     method: Method, defaults: Mapping[str, Any], always: Collection[str]
 ) -> dict[str, Any]:
-    """Return a method, its γ, and the knobs that differ from the defaults or stand ``always``."""
+    """Return a method, its γ, and the knobs that make it another or stand ``always``."""
     settings = method.identity()
     words: dict[str, Any] = {"method": settings.pop("method")}
     if "gamma" in settings:
         gamma = settings.pop("gamma")
         words["gamma"] = gamma if (number := gamma_number(gamma)) is None else number
-    return words | {k: v for k, v in settings.items() if k in always or v != defaults[k]}
+    changed = {k: v for k, v in settings.items() if k in always or v != defaults[k]}
+    for knob in [k for k in changed if k not in always]:
+        others = settings | {knob: defaults[knob]}
+        with suppress(UsageError):  # beside the others it may be impossible
+            if create_method(method.name, words.get("gamma"), **others) == method:
+                settings = others
+                del changed[knob]
+    return words | changed
 
 
 def _different(

@@ -133,11 +133,8 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 
 def as_typed(words: Iterable[str]) -> list[str]:
     """Return the words of a command line of which :func:`for_hydra` made others."""
-    return [
-        word.removeprefix("++") if _IN_A_GRID.match(word.removeprefix("++")) else word
-        for word in words
-        if word != _NO_GRID_OF_MODELS
-    ]
+    forced = re.compile(rf"\+\+(?={_IN_A_GRID.pattern})")
+    return [forced.sub("", word, count=1) for word in words if word != _NO_GRID_OF_MODELS]
 
 
 def override(key: str, *values: object) -> str:
@@ -274,6 +271,10 @@ def _task_option(text: str) -> str:
     if name in options("tasks") and (name not in _stored or _stored[name][0] != file):
         raise UsageError(f"tasks={text}: {name} is a task of the suite; give it another name")
     metrics, filters = config.get("metric_list") or [{}], config.get("filter_list") or [{}]
+    if not all(isinstance(entry, dict) for entry in (*metrics, *filters)):
+        raise UsageError(
+            f"tasks={text}: metric_list and filter_list are lists of mappings: [{{metric: acc}}]"
+        )
     output = config.get("output_type", "generate_until")
     hashes = sorted(
         path.name.encode() + hashlib.sha256(content).digest() for path, content in read.items()

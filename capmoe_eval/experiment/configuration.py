@@ -319,15 +319,6 @@ def finished(plans: Sequence[CellPlan]) -> tuple[list[Record], list[str]]:
     return records, [*model_notes(plans), *(f"{LEFT_OUT}: {line}" for line in broken)]
 
 
-def refuse_experiment(overrides: Sequence[str]) -> None:
-    """Refuse a word that names an experiment, since a report names its own (UsageError)."""
-    for word in overrides:
-        if word.lstrip("+~").partition("=")[0] == "experiment":
-            raise UsageError(
-                f"{word}: what is reported says which experiment it is of; leave it out"
-            )
-
-
 def _method(config: Mapping[str, Any]) -> Method:
     gamma = config["gamma"]
     if config["layer_gammas"] and gamma not in [form.keyword for form in factor_forms()]:

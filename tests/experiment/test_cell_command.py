@@ -54,6 +54,7 @@ def again(cell: Cell, directory: Path | None = None) -> Cell:
             *("candidates=ranked", "m=3", "protect_topk=true", "max_k=true", "scope=sequence"),
             *("count_padding=true", "rounding=floor"),
         ],
+        ["model=zoo_olmoe", "method=expanded_drop", "gamma=1.0", "ep_size=1", "scope=sequence"],
         ["model=zoo_olmoe", "apply_chat_template=true", "system_instruction='Be brief.'"],
     ],
 )
@@ -76,6 +77,14 @@ def test_sweeps_compute_the_cells_and_no_others() -> None:
         configs = map(compose_words, sweep_jobs(overrides))
         named += [plan.cell.digest for config in configs for plan in plans(config)]
     assert sorted({*named}) == sorted(cell.digest for cell in cells)
+
+
+def test_a_command_has_no_knob_without_effect() -> None:
+    """With one rank, candidates=local is candidates=global, which the command of a table named."""
+    (plan,) = planned("method=expanded_drop", "gamma=1.0", "ep_size=1", "tasks=obqa")
+    (command,) = sweeps([plan.cell], ["ep_size=1"])
+    assert "candidates" not in command
+    assert planned(*shlex.split(command)[2:])[0].cell == plan.cell
 
 
 def test_a_model_of_ones_own_and_its_data(tmp_path: Path) -> None:

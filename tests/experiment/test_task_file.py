@@ -76,6 +76,7 @@ def test_a_change_of_any_file_that_a_task_needs_is_another_cell(name: str) -> No
         ("task: x\ninclude: none.yaml", "no such file: .*none.yaml"),
         ("task: x\ndoc_to_text: !function none.f", "no such file: .*none.py"),
         ("a: [", "while parsing"),
+        ("{task: x, metric_list: [acc]}", r"x\.yaml: metric_list and filter_list are lists of"),
     ],
 )
 def test_a_file_that_is_no_task_is_refused_in_a_line(text: str | None, message: str) -> None:
@@ -114,6 +115,20 @@ def test_of_two_files_of_one_task_in_a_folder_the_wrong_one_is_never_loaded() ->
     assert loaded in ({"named.yaml": "right"}, {"a.yaml": "{{1 - right}}"})
     assert len(refused) == 1
     assert "declares my_task, too; rename one of the tasks" in refused[0]
+
+
+def test_a_metric_that_lm_eval_does_not_know_is_named() -> None:
+    """Its own error was ``KeyError: None``, or came in the middle of the evaluation."""
+    for name, entry, message in (
+        ("one", "{metric: accuracy}", "metric=accuracy: choose one of .*acc_norm"),
+        ("two", "{metric: acc_nrm, aggregation: mean}", "metric=acc_nrm: did you mean 'acc_norm'"),
+        ("three", "{metric: acc, aggregation: meen}", "aggregation=meen: did you mean 'mean'"),
+    ):
+        text = f"{{task: my_{name}, dataset_path: json, metric_list: [{entry}]}}"
+        Path(f"{name}.yaml").write_text(text)
+        (plan,) = planned([*COMMON, f"tasks={name}.yaml", "data.root=null"])[1]
+        with pytest.raises(UsageError, match=rf"^tasks=.*{name}\.yaml: {message}"):
+            TaskLibrary().get(f"my_{name}", plan.source)
 
 
 def test_what_is_wrong_with_a_files_data_names_the_file() -> None:

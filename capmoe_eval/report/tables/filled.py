@@ -15,13 +15,7 @@ from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.commands import as_evaluated, other_sources, sweeps
 from capmoe_eval.experiment.composition import load_option, options
-from capmoe_eval.experiment.configuration import (
-    CellPlan,
-    finished,
-    planned,
-    profile_name,
-    refuse_experiment,
-)
+from capmoe_eval.experiment.configuration import CellPlan, finished, planned, profile_name
 from capmoe_eval.experiment.datasource import HUB, is_embedded
 from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix
 from capmoe_eval.experiment.results import record_places
@@ -82,7 +76,6 @@ def measured_table(
     :func:`cell_config`.
     """
     filled: pd.DataFrame
-    refuse_experiment(overrides)
     overrides = as_evaluated(overrides)
     match layout := find_layout(key):
         case WorkloadLayout():

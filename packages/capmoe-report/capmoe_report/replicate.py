@@ -16,7 +16,6 @@ from capmoe_eval.experiment.configuration import (
     finished,
     planned,
     profile_name,
-    refuse_experiment,
 )
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
@@ -52,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parsed = parser.parse_args(arguments)
 
     def report() -> int:
-        refuse_experiment(parsed.overrides)
         config, plans = planned(["experiment=replicate", *parsed.overrides])
         profile = profile_name(config)
         records, notes = finished(plans)
