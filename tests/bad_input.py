@@ -239,6 +239,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "table2 --bench nowhere": "--bench=nowhere: no such directory",
         "table1 profile=real tasks=obqa": "tasks=obqa: tasks is set by the experiment's grid",
         "table2 out=mine": "out=mine: is an option; write --out=mine",
+        "table2 experiment=table1": "experiment=table1: what is reported says which",
         "table2 plan=true": "plan=true: plans a run, and this command computes nothing; leave",
         "table2 results_dir=/nonexistent": "results_dir=/nonexistent: no such directory",
         "table2 model=custom model.name=a model.pretrained=b model.profile=../c": "model.profile=",

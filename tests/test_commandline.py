@@ -179,7 +179,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
     "method=score max_num_batched_tokens=100": (
         "max_num_batched_tokens=100: has no effect on these cells (it is of backend=vllm)",
     ),
-    "method=score gamma=1.0 layer_gammas=[2.0,2.0,2.0,2.0]": (
+    "method=score gamma=1.0 layer_gammas=[2.0,2.0,2.0]": (
         "gamma=1.0: has no effect on these cells (layer_gammas stands in its place)",
     ),
     "method=score gamma=1.0 granularity=device ep_size=1": (

@@ -79,6 +79,11 @@ def test_run_is_the_default_and_a_sweep_is_one_with_m(
     assert calls == [rest]
 
 
+def test_the_help_of_an_option_names_its_group() -> None:
+    with pytest.raises(UsageError, match="--help=obqa: is written tasks=obqa; see --help tasks"):
+        evaluation.usage("obqa")
+
+
 @pytest.mark.parametrize(("word", "close"), [("tabel", "table"), ("swep", "sweep")])
 def test_a_mistyped_subcommand_is_named(word: str, close: str) -> None:
     with pytest.raises(UsageError, match=f"subcommand={word}: did you mean '{close}'"):

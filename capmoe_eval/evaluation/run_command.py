@@ -204,6 +204,8 @@ def usage(*topics: str) -> str:
         entries.append(("Methods (method=name)", "", _row("methods", ", ".join(method_names()))))
     elif "all" not in topics:
         for topic in topics:
+            for name in (name for name, choices in groups.items() if topic in choices):
+                raise UsageError(f"--help={topic}: is written {name}={topic}; see --help {name}")
             check_choice("--help", topic, [name for _, name, _ in entries])
         texts = (text for topic in topics for _, name, text in entries if name == topic)
         return "\n".join(texts)

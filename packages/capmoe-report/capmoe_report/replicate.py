@@ -11,16 +11,11 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser, report_options
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.configuration import (
-    CellPlan,
-    finished,
-    planned,
-    profile_name,
-)
+from capmoe_eval.experiment.configuration import CellPlan, finished, planned, profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
-from capmoe_eval.experiment.results import read_results
+from capmoe_eval.experiment.results import directories, read_results
 from capmoe_eval.report.figures.write import images_of
 
 from capmoe_report.claims import profile_note
@@ -55,9 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         profile = profile_name(config)
         records, notes = finished(plans)
         if not records:
+            *_, shipped = directories(plans[0].root)
             raise UsageError(
                 f"profile={profile}: no finished evaluation of experiment=replicate; run "
-                f"`capmoe-eval run experiment=replicate {' '.join(parsed.overrides)}` first"
+                f"`capmoe-eval run experiment=replicate {' '.join(parsed.overrides)}` first, or "
+                f"add the settings of the records that `capmoe-eval table {shipped}` shows"
             )
         results = parsed.results or plans[0].root
         check_writable("--results", results)

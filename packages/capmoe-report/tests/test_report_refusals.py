@@ -24,6 +24,7 @@ REFUSED = {
     },
     "replicate": {
         "": "no finished evaluation of experiment=replicate",
+        "profile=fresh": "the settings of the records that `capmoe-eval table results/fresh` shows",
         "profile=tinny": "did you mean 'tiny'",
         "experiment=table1": "experiment=table1",
         "limit=0": "limit=0",
