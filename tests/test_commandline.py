@@ -186,7 +186,16 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
         "ep_size=1: method=score gamma=1.0 is the baseline: the capacity of a device has room",
     ),
     "method=score scope=sequence ep_size=2": ("ep_size=2: has no effect on these cells",),
+    # The model's router does not normalise, and the task generates nothing.
+    "method=score gamma=1.0 renormalize=after": (
+        "renormalize=after: has no effect on these cells",
+    ),
+    "-m method=score,random gamma=1.0 decode=unconstrained,constrained": (
+        "decode=constrained: has no effect on these cells (these tasks generate nothing)",
+    ),
     # These have an effect, or are what holds without them.
+    "method=score gamma=1.0 renormalize=always decode=unconstrained": (),
+    "method=score gamma=1.0 variant=released_code": (),
     "method=token_reroute gamma=1.0 rounds=1": (),
     "method=score gamma=inf": (),
     "method=score gamma=1.0 modality=uniform ep_size=1": (),

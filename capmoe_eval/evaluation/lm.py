@@ -239,8 +239,7 @@ class CapmoeLM(HFLM):
         try:
             answers = iter(
                 self._loglikelihood_tokens(
-                    [window for of_text in windows for window in of_text],
-                    disable_tqdm=disable_tqdm,
+                    [window for of_text in windows for window in of_text], disable_tqdm=disable_tqdm
                 )
             )
         finally:

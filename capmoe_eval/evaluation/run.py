@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
-
 
 loads = attrgetter("cell.model", "cell.backend", "device", "device_map", "threads", "parallel")
 """Returns what cells have in common for which a model is loaded once."""
@@ -672,6 +671,31 @@ def _check_layers(asks_hub: bool) -> Callable[[CellPlan], None]:
             method.check_layers(*announced)
 
     return check
+
+
+def idle_settings(words: Sequence[str], plans: Sequence[CellPlan]) -> Iterator[str]:
+    """Yield a line for each setting of the words that changes nothing on these models or tasks."""
+    for knob, value, has_effect, why in (
+        ("renormalize", "after", _normalises, "these routers do not normalise their weights"),
+        ("decode", "constrained", _generates, "these tasks generate nothing"),
+    ):
+        under = [plan for plan in plans if plan.cell.method.setting(knob) == value]
+        if under and any(word.startswith(f"{knob}=") for word in words):
+            with suppress(UsageError):  # a run says it
+                if not any(map(has_effect, with_documents(under))):
+                    yield f"{knob}={value}: has no effect on these cells ({why})"
+
+
+def _normalises(plan: CellPlan) -> bool:
+    from capmoe_eval.evaluation.loading import model_config
+
+    text = model_config(plan.cell.model, asks_hub=False).get_text_config()
+    return getattr(text, "norm_topk_prob", True) is not False
+
+
+def _generates(plan: CellPlan) -> bool:
+    parts = task_library([plan]).parts(plan.cell.task, plan.source).values()
+    return any(part.OUTPUT_TYPE == "generate_until" for part in parts)
 
 
 def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:

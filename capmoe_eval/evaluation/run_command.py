@@ -58,8 +58,6 @@ def execute(plans: Sequence[CellPlan]) -> int:
     Raises:
         UsageError: For a mistake that concerns all planned cells.
     """
-    # lm-eval's progress bars would disturb our display; tqdm reads this when it is first imported.
-    os.environ.setdefault("TQDM_DISABLE", "1")
     from capmoe_eval.evaluation.run import run
 
     done = run(plans)
@@ -119,7 +117,12 @@ def evaluate(jobs: Iterable[tuple[Sequence[str], DictConfig]], words: Sequence[s
         expanded = [point for part in expand_parts(config).values() for point in part()]
         cells |= {plan.path: plan for plan in plans_at(expanded)}
         points += expanded
-    for line in knobs_without_effect(words, points):
+    # lm-eval's progress bars would disturb our display; tqdm reads this when it is first imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from capmoe_eval.evaluation.run import idle_settings
+
+    idle = idle_settings(words, [*cells.values()])
+    for line in (*knobs_without_effect(words, points), *idle):
         print_warning(line)
     if config.plan:
         from capmoe_eval.evaluation.forecast import forecast

@@ -57,9 +57,7 @@ class CellObserver(ABC):
         """
 
 
-@functools.cache
-def _kinds() -> Mapping[str, type[CellObserver]]:
-    return load_entry_points(ENTRY_POINTS)
+_kinds = functools.cache(lambda: load_entry_points(ENTRY_POINTS))
 
 
 def observer_options() -> dict[str, Knob]:

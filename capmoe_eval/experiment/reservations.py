@@ -77,12 +77,8 @@ def reserved(directories: Iterable[Path]) -> set[Path]:
     records = set()
     for directory in directories:
         with suppress(FileNotFoundError, NotADirectoryError):
-            names = (entry.name for entry in os.scandir(directory))
-            records |= {
-                directory / name[1 : -len(_SUFFIX)]
-                for name in names
-                if name.startswith(".") and name.endswith(_SUFFIX)
-            }
+            locks = directory.glob(f".*{_SUFFIX}")
+            records |= {lock.with_name(lock.name[1 : -len(_SUFFIX)]) for lock in locks}
     return records
 
 

@@ -20,7 +20,6 @@ from capmoe_eval.experiment.record import NotRegisteredError, Record, read_recor
 CALIBRATIONS: Final = "calibration"
 """The folder, beside those of a model's tasks, of what gamma=adaptive chooses from."""
 
-
 LOCAL: Final = "local-"
 """How the name of a directory of a user's own results begins; the shipped one's name follows."""
 

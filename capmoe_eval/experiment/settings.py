@@ -74,7 +74,6 @@ _Hub = Annotated[None, Field(description="null for the hub")]
 _OneDevice = Annotated[None, Field(description="null for one device")]
 _Configured = Annotated[None, Field(description="null for that of the configuration")]
 
-
 _OF_MODEL: Final[dict[str, Any]] = {
     "title": Text,
     "note": Text | _NoText,  # a caution about the model's numbers
@@ -100,10 +99,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
         "name": LocalName | Annotated[None, Field(description="null for the directory's own")],
     },
     # A profile has lists of models besides.
-    "profile": {
-        "name": Name,
-        "seeds": Annotated[list[Seed], Field(examples=["[0,1,2]"])],
-    },
+    "profile": {"name": Name, "seeds": Annotated[list[Seed], Field(examples=["[0,1,2]"])]},
 }
 _OF_RUN: Final[Mapping[str, Any]] = {
     "method": Annotated[Any, AfterValidator(_method)],

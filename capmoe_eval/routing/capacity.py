@@ -105,9 +105,7 @@ class CapacityFactor:
     calibration: ClassVar[str | None] = None  # the kind of calibration that chooses the factors
 
     gamma: float | tuple[float, ...] = ()
-    listed: int | None = field(
-        default=None, compare=False, repr=False
-    )  # factors of the user's list
+    listed: int | None = field(default=None, compare=False, repr=False)  # of the user's list
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> CapacityFactor:

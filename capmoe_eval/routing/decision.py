@@ -197,11 +197,7 @@ processes, and the index of this process's first sequence.
 
 
 def group_tokens(
-    counted_BS: Tensor,
-    *,
-    ep_size: int = 1,
-    scope: str = "batch",
-    share: BatchShare | None = None,
+    counted_BS: Tensor, *, ep_size: int = 1, scope: str = "batch", share: BatchShare | None = None
 ) -> TokenGroups:
     """Spread the sequences of a batch over emulated ranks and form the capacity groups.
 

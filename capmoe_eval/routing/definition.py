@@ -175,11 +175,7 @@ def by_chance(tokens: RoutedTokens, seed: int) -> Array:
 
 
 def priority(
-    tokens: RoutedTokens,
-    number_TE: Array,
-    *,
-    modality: str = "uniform",
-    protect_topk: bool = False,
+    tokens: RoutedTokens, number_TE: Array, *, modality: str = "uniform", protect_topk: bool = False
 ) -> tuple[Array, ...]:
     """Return the sort keys of all pairs [T, E]; compared in this order; the smallest is kept.
 

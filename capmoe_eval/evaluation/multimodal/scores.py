@@ -61,7 +61,6 @@ DIMENSIONS = {
 #: Resamples of the bootstrap, and its seed.
 RESAMPLES, SEED = 1000, 0
 
-
 Answer: TypeAlias = tuple[str, str, float]
 """A scored answer: the category that it counts for, the picture (MME) or question (MMBench) that it
 shares with others, and 1.0 if it is right, else 0.0."""
