@@ -11,11 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from capmoe_eval import TokenDrop, capacity_aware
+from capmoe_eval.zoo.checkpoints import trained_model
 
 
-def main(pretrained: str = "capmoe_eval/zoo/weights/olmoe") -> None:
+def main(pretrained: str | None = None) -> None:
     """Print the drop rate, the effective γ and the peak of every capacity factor."""
-    model = AutoModelForCausalLM.from_pretrained(pretrained)
+    if pretrained is None:
+        model = trained_model("olmoe")
+    else:
+        model = AutoModelForCausalLM.from_pretrained(pretrained)
     tokens = torch.randint(2, 400, (8, 64), generator=torch.Generator().manual_seed(0))
     print("gamma  effective  dropped  peak before -> after")
     for gamma in (0.5, 1.0, 1.5, 2.0):

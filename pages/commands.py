@@ -9,8 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from capmoe_report.records import file_with
+
 from capmoe_eval.errors import shown
-from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.routing.registry import knobs, methods_in_words
 from pages import ROOT, paragraph, table
 

@@ -118,12 +118,6 @@ def pack_path(record: Path) -> Path:
     return record.parent.parent / (record.parent.name + SUFFIX)
 
 
-def file_with(record: Path) -> Path:
-    """Return the file that has a record: its own, or its pack where that is missing."""
-    pack = pack_path(record)
-    return record if record.exists() or not pack.exists() else pack
-
-
 def pack_with(record: Path) -> Pack | None:
     """Return the pack that has a record, by the path of its own file, or None.
 
@@ -180,11 +174,10 @@ def packed(records: Mapping[str, bytes]) -> bytes:
         rest = {key: value for key, value in part.items() if key not in _DETAILS}
         summaries.append({"file": name, "size": len(data), **rest})
         lines.append(data[:-1].replace(b"\n", b"\t") + b"\n")
-    head = json.dumps({"pack": _FORMAT, "records": summaries}, separators=(",", ":"))
-    codec = pa.Codec("zstd", compression_level=_LEVEL)
-    # Two frames, so that who reads the first line unpacks no more.
-    frames = (head.encode() + b"\n", b"".join(lines))
-    body = b"".join(codec.compress(frame, asbytes=True) for frame in frames)
+    # Indented as a record is, so that a record's line repeats what its summary says.
+    head = json.dumps({"pack": _FORMAT, "records": summaries}, indent=1).replace("\n", "\t")
+    content = b"".join([head.encode() + b"\n", *lines])
+    body: bytes = pa.Codec("zstd", compression_level=_LEVEL).compress(content, asbytes=True)
     return body + _seal(body)
 
 

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic_core import from_json
 
@@ -339,22 +339,13 @@ def _names(kind: Any, prefix: str = "") -> Iterator[str]:
     if isinstance(kind, type) and issubclass(kind, Part):
         for name, field in kind.model_fields.items():
             yield from _names(field.annotation, f"{prefix}.{name}".removeprefix("."))
-    elif get_origin(kind) is Annotated:
-        yield from _names(get_args(kind)[0], prefix)
     elif get_origin(kind) is dict:
         keys, value = get_args(kind)
         for key in get_args(keys):
             yield from _names(value, f"{prefix}.{key}")
-    elif parts := [part for part in get_args(kind) if _is_nested(part)]:
-        yield from itertools.chain.from_iterable(_names(part, prefix) for part in parts)
-    else:
-        yield prefix
-
-
-def _is_nested(kind: Any) -> bool:
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    return get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Part))
+    else:  # of a union or an annotated type the names of its parts, if one is nested
+        parts = itertools.chain.from_iterable(_names(part, prefix) for part in get_args(kind))
+        yield from [name for name in parts if name != prefix] or [prefix]
 
 
 def _table(records: Iterable[Mapping[str, Mapping[str, Any]]]) -> pa.Table:

@@ -172,8 +172,8 @@ def write_lm_eval(root: Path, directory: Path) -> int:
         UsageError: If a file cannot be written.
     """
     broken: list[str] = []
-    n_files = 0
-    for record in read_results(root, broken):
+    records = read_results(root, broken)
+    for record in records:
         cell, origin = record.cell, record.provenance
         settings = {"pretrained": cell.model.pretrained, "dtype": cell.model.dtype}
         settings |= {k: v for k, v in cell.method.identity().items() if v is not None}
@@ -197,7 +197,6 @@ def write_lm_eval(root: Path, directory: Path) -> int:
                 directory / cell.model.name / f"results_{cell.digest}.json",
                 json.dumps(result | of_command_line, indent=1),
             )
-        n_files += 1
     for line in broken:
         print_warning(line)
-    return n_files
+    return len(records)

@@ -1,11 +1,14 @@
 """Load the trained tiny models, which ``capmoe-eval train`` of capmoe-zoo makes.
 
-``weights/<name>`` has a model's ``config.json`` and ``card.json``, and ``model.safetensors`` where
-it is shipped or trained here.
+``weights/<name>`` has a model's ``config.json`` and ``card.json``; also ``model.safetensors`` where
+it is trained here, or ``model.safetensors.xz`` where it is shipped.
 """
 
 from __future__ import annotations
 
+import lzma
+import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -22,7 +25,7 @@ from transformers import (
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.names import base_name
-from capmoe_eval.wrapper.checkpoint import load_checkpoint
+from capmoe_eval.wrapper.checkpoint import load_checkpoint, one_line
 from capmoe_eval.zoo import WEIGHTS
 from capmoe_eval.zoo.llava import picture_processor
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer, wrapped
@@ -49,16 +52,31 @@ def trained_config(name: str) -> PretrainedConfig:
 
 def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """Load a trained model on the CPU, in evaluation mode; UsageError if there are no weights."""
-    images = reads_pictures(name)
-    directory = WEIGHTS / name
-    if not (directory / "model.safetensors").is_file():
-        raise UsageError(
-            f"model.pretrained=zoo:{name}: no weights in {directory}; `capmoe-eval train {name}` "
-            "makes them"
-        )
-    kind = AutoModelForImageTextToText if images else AutoModelForCausalLM
-    model: PreTrainedModel = load_checkpoint(directory, kind=kind, dtype=dtype)
+    kind = AutoModelForImageTextToText if reads_pictures(name) else AutoModelForCausalLM
+    with tempfile.TemporaryDirectory(prefix="capmoe-") as scratch:
+        directory = copy_checkpoint(WEIGHTS / name, Path(scratch))
+        model: PreTrainedModel = load_checkpoint(directory, kind=kind, dtype=dtype)
     return model
+
+
+def copy_checkpoint(source: Path, directory: Path) -> Path:
+    """Copy a trained model's checkpoint, its weights unpacked, into a directory; return that.
+
+    transformers and vLLM load the copy. A UsageError if there are no weights.
+    """
+    trained, shipped = source / "model.safetensors", source / "model.safetensors.xz"
+    if not trained.is_file() and not shipped.is_file():
+        raise UsageError(
+            f"model.pretrained=zoo:{source.name}: no weights in {source}; "
+            f"`capmoe-eval train {source.name}` makes them"
+        )
+    with one_line("model.pretrained", source):
+        packed = not trained.is_file()
+        weights = lzma.decompress(shipped.read_bytes()) if packed else trained.read_bytes()
+    (directory / trained.name).write_bytes(weights)
+    for file in source.glob("*config.json"):
+        shutil.copyfile(file, directory / file.name)
+    return directory
 
 
 def reads_pictures(name: str) -> bool:

@@ -5,7 +5,7 @@ the document's columns as JSON. The ``dev`` sets were used to choose worlds and 
 the ``test`` sets were used for no decision. ``python -m capmoe_zoo sets`` generates the files, and
 an installed capmoe-zoo the mini-worlds of other seeds.
 
-A picture is stored as it was drawn, before its noise, which does not compress: 0.7 MB instead of
+A picture is stored as it was drawn, before its noise, which does not compress: 0.6 MB instead of
 50. It stands in the first of the rows that show it.
 
 The package ``easy-vqa`` (Victor Zhou, MIT; https://github.com/vzhou842/easy-VQA) is an extra of the

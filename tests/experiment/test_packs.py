@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from capmoe_eval import load_frame
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment import packs
 from capmoe_eval.experiment.files import write_bytes
-from capmoe_eval.experiment.packs import SUFFIX, file_with, pack_path, record_bytes
+from capmoe_eval.experiment.packs import SUFFIX, pack_path, record_bytes
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.reservations import reserve
 from capmoe_eval.experiment.results import loose_paths, read_results, record_paths, stored
@@ -54,7 +56,6 @@ def contents(root: Path) -> dict[Path, bytes]:
 
 def test_packed_records_are_what_they_were(root: Path) -> None:
     before, frame, records = contents(root), load_frame(root), read_results(root, [])
-    assert all(file_with(path) == path for path in before)
     files = pack(root)
     assert sorted(root.rglob("*")) == [root / "m", *(root / f"m/{t}{SUFFIX}" for t in TASKS)]
     assert contents(root) == before
@@ -62,7 +63,8 @@ def test_packed_records_are_what_they_were(root: Path) -> None:
     for again, record in zip(read_results(root, []), records, strict=True):
         for name in ("path", "content", "cell", "layers", "documents", "load", "proofs"):
             assert getattr(again, name) == getattr(record, name)
-        assert file_with(again.path) == pack_path(record.path)
+        assert not again.path.exists()
+        assert pack_path(record.path).exists()
     assert pack(root) == []
     assert unpack(root) == files
     assert {path: path.read_bytes() for path in loose_paths(root)} == before
@@ -148,6 +150,25 @@ def test_a_broken_record_beside_a_pack_is_named_and_stays(root: Path, obqa: Path
     assert made.broken(root) == [lines[0].removeprefix("not packed: ")]
     path.unlink()
     assert read_record(path, root).value == 0.75
+
+
+def in_two_frames(data: bytes) -> bytes:
+    """The pack as earlier versions wrote it: its first line is compact, and a frame of its own."""
+    with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
+        head, lines = stream.read().split(b"\n", 1)
+    compact = json.dumps(json.loads(head), separators=(",", ":")).encode() + b"\n"
+    body = b"".join(pa.Codec("zstd").compress(part, asbytes=True) for part in (compact, lines))
+    return body + packs._seal(body)
+
+
+def test_a_pack_of_an_earlier_version_is_read(root: Path, obqa: Path) -> None:
+    before, frame, now = contents(root), load_frame(root), obqa.read_bytes()
+    obqa.write_bytes(in_two_frames(now))
+    assert contents(root) == before
+    assert load_frame(root).equals(frame)
+    record_of(METHODS[0], root=root).write()
+    assert pack(root) == [obqa]  # packed again, it is as this version writes it
+    assert obqa.read_bytes() == now
 
 
 def damaged(data: bytes) -> list[bytes]:

@@ -13,10 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from capmoe_eval.experiment.packs import SUFFIX, file_with
+from capmoe_eval.experiment.packs import SUFFIX, pack_path
 
 RECORDS: Final = "replication.records.json"
 """Its name, beside replication.md."""
+
+
+def file_with(record: Path) -> Path:
+    """Return the file that has a record: its own, or its pack where that is missing."""
+    pack = pack_path(record)
+    return record if record.exists() or not pack.exists() else pack
 
 
 def record_row(

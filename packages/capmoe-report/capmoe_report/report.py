@@ -25,7 +25,6 @@ from capmoe_eval.experiment.configuration import CellPlan, model_notes, planned
 from capmoe_eval.experiment.datasource import DIRECTORY
 from capmoe_eval.experiment.files import check_writable, read_bytes, write_text
 from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
-from capmoe_eval.experiment.packs import file_with
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import directories, read_records, record_places
 from capmoe_eval.paper.layout import TABLES, Layout
@@ -41,7 +40,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from capmoe_report.claims import LEDGER, WORDS, headings, profile_note
-from capmoe_report.records import seen_from
+from capmoe_report.records import file_with, seen_from
 from capmoe_report.templates import render
 from capmoe_report.verdicts import VerdictFile
 

@@ -25,6 +25,7 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.zoo import WEIGHTS
+from capmoe_eval.zoo.checkpoints import copy_checkpoint
 from lm_eval.models import vllm_causallms
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.models.vllm_causallms import VLLM
@@ -297,11 +298,9 @@ def load_engine(cell: Cell, device: str, threads: int | None) -> CapmoeVllmLM:
 
 
 def _checkpoint(model: ModelId, loaded: Any, directory: Path) -> str:
-    """Return what vLLM loads; of an embedded model, its files are put into a directory."""
+    """Return what vLLM loads; of an embedded model, its files are copied into a directory."""
     if model.pretrained.startswith(ZOO):
-        for name in ("config.json", "generation_config.json", "model.safetensors"):
-            file = WEIGHTS / model.pretrained.removeprefix(ZOO) / name
-            (directory / name).symlink_to(file.resolve())
+        copy_checkpoint(WEIGHTS / model.pretrained.removeprefix(ZOO), directory)
     elif model.pretrained.startswith(TINY):
         loaded.save_pretrained(directory)
     else:

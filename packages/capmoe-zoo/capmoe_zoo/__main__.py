@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-ARTEFACT = Path(__file__).parents[1] / "artefacts" / "smollm2_moe.safetensors"
+ARTEFACT = Path(__file__).parents[1] / "artefacts" / "smollm2_moe.xz"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,6 +24,7 @@ from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import WEIGHTS
+from capmoe_eval.zoo.checkpoints import copy_checkpoint
 from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
@@ -265,13 +266,14 @@ def _model(
 ) -> tuple[str, Path, str, list[list[int]]]:
     """Return title, checkpoint and type of a model, and prompts of equal lengths.
 
-    ``folder`` takes the checkpoint of random weights.
+    ``folder`` takes the checkpoint of an embedded model, or of random weights.
     """
     if model.startswith(REAL):
         path = Path(checkpoint(model))
         return model, path, "float32", query_prompts(path, arguments.batch, arguments.prompt)
     if model == EMBEDDED:
-        return model, WEIGHTS / "olmoe", "float32", _questions(arguments)
+        path = copy_checkpoint(WEIGHTS / "olmoe", Path(tempfile.mkdtemp(dir=folder)))
+        return model, path, "float32", _questions(arguments)
     return _wide(arguments, folder)
 
 

@@ -25,6 +25,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.arguments import Parser
 from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.zoo import WEIGHTS
+from capmoe_eval.zoo.checkpoints import copy_checkpoint
 from capmoe_eval.zoo.sets import documents
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
@@ -55,13 +56,14 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     settings = {f"{PREFIX}METHOD": options.method, f"{PREFIX}GAMMA": options.gamma}
     read_settings(settings)  # a mistake shows before a server starts
-    weights = WEIGHTS / MODEL if options.model == MODEL else Path(checkpoint(REAL + SMOLLM2))
-    if not (weights / "config.json").is_file():
+    weights = Path(checkpoint(REAL + SMOLLM2))
+    if options.model == SMOLLM2 and not (weights / "config.json").is_file():
         raise UsageError(f"--model={options.model}: {weights} has no checkpoint; run `make real`")
     with tempfile.TemporaryDirectory(prefix="capmoe-demo-") as directory, ExitStack() as started:
         folder, tokenizer = Path(directory), weights
         prompts: Sequence[str] = PROMPTS
         if options.model == MODEL:
+            weights = copy_checkpoint(WEIGHTS / MODEL, Path(tempfile.mkdtemp(dir=folder)))
             miniworld_tokenizer().save_pretrained(tokenizer := folder / "tokenizer")
             rows = documents("miniworld")["allenai/ai2_arc"]["ARC-Challenge"]["test"][:4]
             prompts = [f"Question: {row['question']}\nAnswer:" for row in rows]

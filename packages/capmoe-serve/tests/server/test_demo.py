@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.zoo import WEIGHTS
+from capmoe_eval.zoo.checkpoints import copy_checkpoint
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 
 from capmoe_serve.server import demo
@@ -27,7 +28,8 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CAPMOE_GAMMA", "7")  # of the caller, which no server of the demo has
     miniworld_tokenizer().save_pretrained(tokenizer := tmp_path / "tokenizer")
-    return WEIGHTS / demo.MODEL, tokenizer
+    (weights := tmp_path / "weights").mkdir()
+    return copy_checkpoint(WEIGHTS / demo.MODEL, weights), tokenizer
 
 
 def test_wrong_settings_show_before_a_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo import WEIGHTS
-from capmoe_eval.zoo.checkpoints import trained_model
+from capmoe_eval.zoo.checkpoints import copy_checkpoint, trained_model
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -120,9 +120,10 @@ def compare(started: Engine, model: Any, method: Method, texts: list[list[int]])
 
 
 @pytest.fixture(scope="module")
-def trained() -> Iterator[tuple[Engine, Any]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Any]]:
     model = trained_model("olmoe", dtype=torch.float32)
-    with engine(WEIGHTS / "olmoe", create_method("baseline")) as started:
+    directory = copy_checkpoint(WEIGHTS / "olmoe", tmp_path_factory.mktemp("olmoe"))
+    with engine(directory, create_method("baseline")) as started:
         yield started, model
 
 

@@ -12,6 +12,7 @@ total number of steps and the seeds are the same; only the initial weights diffe
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
-from capmoe_eval.zoo.checkpoints import trained_reader
+from capmoe_eval.zoo.checkpoints import copy_checkpoint, trained_reader
 from capmoe_eval.zoo.hub import embedded_hub
 from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.sets import WORLDS
@@ -91,7 +92,9 @@ def write(
     before: dict[str, Any] = {}
     if not losses or file.is_file():
         before = json.loads(read_bytes(file))
-    model = load_checkpoint(directory, kind=model_class(chosen), dtype=torch.float32)
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoint = copy_checkpoint(directory, Path(scratch))
+        model = load_checkpoint(checkpoint, kind=model_class(chosen), dtype=torch.float32)
     card = {
         "name": name,
         "class": type(model).__name__,

@@ -10,8 +10,7 @@ import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.experiment.files import write_bytes
-from safetensors import safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +20,7 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
+from capmoe_zoo.smollm2.compression import compress, decompress
 from capmoe_zoo.smollm2.student import (
     Recipe,
     build_student,
@@ -63,7 +63,8 @@ def export(student: LlamaForCausalLM, recipe: Recipe, steps: int, artefact: Path
     Matrices are in bfloat16, vectors in float32, orders of neurons in 16-bit integers.
     """
     small = {name: _small(value) for name, value in trained_state(student).items()}
-    write_bytes(artefact, save(small, {"recipe": json.dumps(asdict(recipe)), "step": str(steps)}))
+    data = save(small, {"recipe": json.dumps(asdict(recipe)), "step": str(steps)})
+    write_bytes(artefact, compress(data))
 
 
 def _small(value: Tensor) -> Tensor:
@@ -74,10 +75,8 @@ def _small(value: Tensor) -> Tensor:
 
 def progress(artefact: Path) -> tuple[Recipe, int]:
     """Return the recipe of an artefact's training, and its steps."""
-    if not artefact.exists():
-        raise UsageError(f"artefact={artefact}: no such file")
-    with safe_open(artefact, "pt") as file:
-        metadata = file.metadata()
+    data = decompress(artefact)
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     content = json.loads(metadata["recipe"])
     return Recipe(**{f.name: content[f.name] for f in fields(Recipe)}), int(metadata["step"])
 
@@ -86,7 +85,7 @@ def read_student(base: LlamaForCausalLM, artefact: Path) -> LlamaForCausalLM:
     """Return the trained model of an artefact."""
     recipe, _ = progress(artefact)
     student = build_student(base, recipe)
-    load_trained(student, load_file(artefact))
+    load_trained(student, load(decompress(artefact)))
     return student
 
 

@@ -22,6 +22,8 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import REAL, checkpoint
 from capmoe_eval.experiment.files import write_text
 
+from capmoe_zoo.smollm2.compression import decompress
+
 PACKAGE = Path(__file__).parents[2]
 ORIGIN = "origin.json"
 """The file of a checkpoint with the hash of its artefact, that of its weights, and its format."""
@@ -34,19 +36,14 @@ def make(name: str, artefact: Path, *, record: bool = False) -> None:
 
     Args:
         name: That of the model.
-        artefact: A safetensors file; beside it lies ``<stem>.hash`` with the hash of the weights.
+        artefact: Its file; beside it lies ``<stem>.hash`` with the hash of the weights.
         record: Whether to write that file, instead of comparing with it.
 
     Raises:
         UsageError: Without the artefact, or where the base cannot be fetched.
     """
-    if not artefact.is_file():
-        raise UsageError(
-            f"artefact={artefact}: no such file; take it from the repository, or train one "
-            "(packages/capmoe-zoo/README.md)"
-        )
     directory = Path(checkpoint(f"{REAL}{name}"))
-    source = hashlib.sha256(artefact.read_bytes()).hexdigest()
+    source = hashlib.sha256(decompress(artefact)).hexdigest()
     try:
         origin = json.loads((directory / ORIGIN).read_text("utf-8"))
     except (OSError, ValueError):

@@ -25,7 +25,9 @@ def write() -> None:
     for world in WORLDS:
         for split in ("dev", "test"):
             with whole_file(SETS / f"{world}-{split}.parquet") as file:
-                pq.write_table(table(world, split), file, compression="zstd", compression_level=19)
+                pq.write_table(
+                    table(world, split), file, compression="brotli", compression_level=11
+                )
 
 
 def table(world: str, split: str) -> pa.Table:

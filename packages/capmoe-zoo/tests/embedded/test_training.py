@@ -36,7 +36,7 @@ from capmoe_zoo.embedded.train import (
 )
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 
-SHIPPED = [name for name in ZOO if (WEIGHTS / name / "model.safetensors").is_file()]
+SHIPPED = [name for name in ZOO if any((WEIGHTS / name).glob("model.safetensors*"))]
 MEASURED = [name for name in SHIPPED if ZOO[name].data in WORLDS]
 FURTHER = sorted(path.name for path in WEIGHTS.glob("*_s*"))
 

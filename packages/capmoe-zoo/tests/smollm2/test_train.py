@@ -109,7 +109,7 @@ def test_training_lowers_the_loss_and_goes_on_where_it_was_killed(
 def test_artefact_has_the_trained_weights_rounded(
     teacher: LlamaForCausalLM, ids: Tensor, tmp_path: Path
 ) -> None:
-    student, path = trained(tmp_path, 3), tmp_path / "model.safetensors"
+    student, path = trained(tmp_path, 3), tmp_path / "model.xz"
     export(student, RECIPE, 3, path)
     assert progress(path) == (RECIPE, 3)
     kept = trained_state(read_student(teacher, path))
