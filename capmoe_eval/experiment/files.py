@@ -117,14 +117,11 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         OSError: Also for whatever else is there.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # waits for no writer of a pipe
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
+    # Without blocking, since it would wait for the writer of a pipe.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "no regular file", str(path))
-        with os.fdopen(number, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(number)
+        return file.read()
 
 
 def read_yaml(text: str) -> Any:

@@ -77,6 +77,8 @@ class Pack:
                 f"{path}: truncated, or changed after it was written ({first_line(error)}); "
                 "restore it, or delete it to compute its cells anew"
             ) from error
+        self.digest = self.data[-hashlib.sha256().digest_size :].hex()
+        """The SHA-256 of the file before its seal, which no other content has."""
         self.summaries: dict[str, dict[str, Any]] = {}
         """What each record says beside its answers and layers, by the name of its file."""
         self._places: dict[str, slice] = {}
@@ -84,11 +86,6 @@ class Pack:
         for summary in head["records"]:
             name, start, end = summary.pop("file"), end, end + summary.pop("size")
             self.summaries[name], self._places[name] = summary, slice(start, end)
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the file before its seal, which no other content has."""
-        return self.data[-hashlib.sha256().digest_size :].hex()
 
     def record(self, name: str) -> bytes:
         """Return the bytes of a record's own file; UsageError if they have another checksum."""
