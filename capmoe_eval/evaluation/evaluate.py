@@ -70,7 +70,7 @@ def evaluate(
     """
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     parts = tasks["tasks"]
-    _check_task(parts, cell, lm)
+    check_cell(parts, cell, lm)
     programs = [task for task in parts.values() if isinstance(task, ProgramTask)]
     for task in programs:
         task.on_progress = lm.on_progress
@@ -151,23 +151,13 @@ def evaluate(
     return Record.of(plain, cell.path(root))
 
 
-def _check_task(parts: dict[str, Any], cell: Cell, lm: AnyLM) -> None:
+def check_cell(parts: dict[str, Any], cell: Cell, lm: AnyLM | None = None) -> None:
     """Refuse a task that does not say its images, and one that model or method have no use for."""
     asks = any(getattr(task, "MULTIMODAL", False) for task in parts.values())
     if asks != cell.task.images:
         raise UsageError(
             f"tasks.{cell.task.name}.images={shown(cell.task.images)}: {cell.task.lm_eval} "
             f"{'asks about' if asks else 'has no'} images; set it to {shown(asks)}"
-        )
-    if asks and not getattr(lm, "MULTIMODAL", False):
-        raise UsageError(
-            f"model={cell.model.name}: reads no images, which {cell.task.name} asks about; choose "
-            "a model of images and text"
-        )
-    if cell.apply_chat_template and not getattr(lm.reader, "chat_template", None):
-        raise UsageError(
-            f"apply_chat_template=true: the tokenizer of {cell.model.name} has no chat template; "
-            "leave it out, or name a tokenizer that has one with model.tokenizer=…"
         )
     kinds = {task.OUTPUT_TYPE for task in parts.values()}
     if cell.method.decode == "only" and "generate_until" not in kinds:
@@ -182,6 +172,18 @@ def _check_task(parts: dict[str, Any], cell: Cell, lm: AnyLM) -> None:
                 f"tasks.{cell.task.name}.fewshot={shots}: {name} has {len(examples)} examples; "
                 "choose at most as many"
             )
+    if lm is None:
+        return
+    if asks and not getattr(lm, "MULTIMODAL", False):
+        raise UsageError(
+            f"model={cell.model.name}: reads no images, which {cell.task.name} asks about; choose "
+            "a model of images and text"
+        )
+    if cell.apply_chat_template and not getattr(lm.reader, "chat_template", None):
+        raise UsageError(
+            f"apply_chat_template=true: the tokenizer of {cell.model.name} has no chat template; "
+            "leave it out, or name a tokenizer that has one with model.tokenizer=…"
+        )
 
 
 def prepare(parts: dict[str, Any], cell: Cell) -> None:

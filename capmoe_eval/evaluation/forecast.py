@@ -46,7 +46,8 @@ def forecast(plans: Sequence[CellPlan]) -> str:
     refused = refusals(missing, asks_hub=False)
     missing = [plan for plan in missing if plan.path not in refused]
     library = task_library(missing)
-    from capmoe_eval.evaluation.loading import weightless  # it imports torch
+    from capmoe_eval.evaluation.evaluate import check_cell  # which imports torch
+    from capmoe_eval.evaluation.loading import weightless
 
     rows: list[dict[str, str]] = []
     reasons = Counter(" ".join(str(error).split()) for error in refused.values())
@@ -57,8 +58,10 @@ def forecast(plans: Sequence[CellPlan]) -> str:
         groups.setdefault((loads(plan), plan.cell.task, plan.cell.limit), []).append(plan)
     for cells in groups.values():
         first = cells[0]
-        parts = library.parts(first.cell.task, first.source).values()
-        documents = len(cells) * n_documents(parts, first.cell.limit)
+        parts = library.parts(first.cell.task, first.source)
+        for plan in cells:
+            check_cell(parts, plan.cell)
+        documents = len(cells) * n_documents(parts.values(), first.cell.limit)
         seconds = recorded_seconds(first)
         times += [documents * statistics.median(seconds)] if seconds else []
         row = {
@@ -81,10 +84,9 @@ def forecast(plans: Sequence[CellPlan]) -> str:
         waiting = [plan for plan in missing if plan.cell.method.calibration == name]
         note = pkgutil.resolve_name(calibrations()[name]).missing(waiting)
         notes += [] if note is None else [note]
-    total = f"In one process: {duration(sum(times))}, without loading models"
-    end = total if times else "The time is not known"
+    end = f"In one process: {duration(sum(times))}, without loading models"
     if len(times) < len(rows):
-        end += f", for {len(times)} of {len(rows)} rows" if times else ""
+        end = f"{end}, for {len(times)} of {len(rows)} rows" if times else "The time is not known"
         end += "; a cell of few documents (limit=N) in the same results_dir gives a row its time"
     return "\n".join([head, aligned(rows, _NUMBERS), *notes, f"{end}."])
 

@@ -59,7 +59,7 @@ class TaskLibrary:
         Raises:
             UsageError: If the task or its dataset does not exist or cannot be reached.
         """
-        setting = setting or f"task={name}"
+        setting = f"tasks={source.file}" if source.file else setting or f"task={name}"
         key = (source, name, dataset)
         if key not in self._built:
             manager = task_manager(name, source.file and source.file.parent)
@@ -82,14 +82,14 @@ class TaskLibrary:
                     "choices; change it, or the task's doc_to_choice or doc_to_target"
                 ) from error
             except Exception as error:  # damaged files make datasets raise many kinds
-                if source.file is not None:
-                    raise UsageError(f"tasks={source.file}: {first_line(error)}") from error
-                if source.root is None:
+                if source.file is None and source.root is None:
                     raise UsageError(
                         f"{setting}: its dataset cannot be loaded from the hub "
                         f"({first_line(error)}); set data.root=DIR to a directory in hub layout"
                     ) from error
-                raise UsageError(f"{setting}: {first_line(error)}") from error
+                is_list = "malformed node" in str(error)  # of the text that stands for the choices
+                hint = "; doc_to_choice must be a column or a list" if is_list else ""
+                raise UsageError(f"{setting}: {first_line(error)}{hint}") from error
             for task in tasks["tasks"].values():
                 task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
             self._built[key] = tasks

@@ -14,10 +14,8 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.application import refuse
 from capmoe_eval.experiment.cell import Threads
 from capmoe_eval.experiment.names import BENCHMARKS
+from capmoe_eval.routing.capacity import PLAIN
 from capmoe_eval.routing.knobs import LARGEST, Count, check
-
-PLAIN = re.compile(r"[!-^`-~]*")
-"""The text of a number, without what Python reads beside: 1_0, spaces, digits of other scripts."""
 
 
 class Parser(argparse.ArgumentParser):

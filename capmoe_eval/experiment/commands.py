@@ -184,14 +184,12 @@ def _method_words(
     if "gamma" in settings:
         gamma = settings.pop("gamma")
         words["gamma"] = gamma if (number := gamma_number(gamma)) is None else number
-    changed = {k: v for k, v in settings.items() if k in always or v != defaults[k]}
-    for knob in [k for k in changed if k not in always]:
+    for knob in [k for k, v in settings.items() if k not in always and v != defaults[k]]:
         others = settings | {knob: defaults[knob]}
         with suppress(UsageError):  # beside the others it may be impossible
             if create_method(method.name, words.get("gamma"), **others) == method:
                 settings = others
-                del changed[knob]
-    return words | changed
+    return words | {k: v for k, v in settings.items() if k in always or v != defaults[k]}
 
 
 def _different(

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -23,6 +23,7 @@ from capmoe_eval.errors import UsageError, bad_choice, check_choice, first_line,
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.settings import GROUPS, check_words
+from capmoe_eval.routing.knobs import check, says
 from capmoe_eval.routing.registry import knobs
 
 # ${capmoe.cache:name}, a directory in the user's cache.
@@ -54,6 +55,7 @@ _METRICS: Final = {
     "multiple_choice": "acc",
     "generate_until": "exact_match",
 }
+_Entries = Annotated[list[dict[str, Any]], says("a list of mappings, such as [{metric: acc}]")]
 _stored: dict[str, tuple[Path, str]] = {}  # the files that became options, and as typed, by name
 
 
@@ -270,11 +272,10 @@ def _task_option(text: str) -> str:
         )
     if name in options("tasks") and (name not in _stored or _stored[name][0] != file):
         raise UsageError(f"tasks={text}: {name} is a task of the suite; give it another name")
-    metrics, filters = config.get("metric_list") or [{}], config.get("filter_list") or [{}]
-    if not all(isinstance(entry, dict) for entry in (*metrics, *filters)):
-        raise UsageError(
-            f"tasks={text}: metric_list and filter_list are lists of mappings: [{{metric: acc}}]"
-        )
+    metrics, filters = (
+        check(f"tasks={text}: {field}", config.get(field) or [{}], _Entries)
+        for field in ("metric_list", "filter_list")
+    )
     output = config.get("output_type", "generate_until")
     hashes = sorted(
         path.name.encode() + hashlib.sha256(content).digest() for path, content in read.items()

@@ -106,9 +106,7 @@ def loose_paths(root: Path, model: str = "*", task: str = "*") -> list[Path]:
     They are exactly ``<root>/<model>/<task>/*.json`` without hidden files; a model's calibrations
     lie beside its tasks.
     """
-    paths = (
-        path for path in root.glob(f"{model}/{task}/*.json") if path.parent.name != CALIBRATIONS
-    )
+    paths = (p for p in root.glob(f"{model}/{task}/*.json") if p.parent.name != CALIBRATIONS)
     return sorted(path for path in paths if not path.name.startswith("."))
 
 

@@ -19,7 +19,8 @@ from capmoe_eval.routing.knobs import Knob
 
 NO_LIMIT: Final = "+∞"
 """γ without a capacity limit, as text."""
-_PLAIN = re.compile(r"[!-^`-~]*")  # not what Python reads beside: 1_0, spaces, other digits
+PLAIN: Final = re.compile(r"[!-^`-~]*")
+"""The text of a number, without what Python reads beside: 1_0, spaces, digits of other scripts."""
 
 
 @functools.lru_cache(maxsize=4096)  # exact fractions are slow, and every layer needs the same
@@ -231,7 +232,7 @@ def gamma_number(value: Any) -> float | None:
 
 def _number(field: str, gamma: object) -> float:
     is_number = isinstance(gamma, (str, Number)) and not isinstance(gamma, bool)
-    is_plain = is_number and bool(_PLAIN.fullmatch(str(gamma)))
+    is_plain = is_number and bool(PLAIN.fullmatch(str(gamma)))
     try:
         factor = float(gamma) if is_plain else math.nan  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -66,6 +66,8 @@ def test_it_refuses_what_a_run_would_refuse(tmp_path: Path) -> None:
         (("tasks=obqa", "ep_size=3"), "ep_size=3: 32 experts cannot be spread evenly"),
         (("tasks=obqa", "layer_gammas=[1.0,1.0]"), "layer_gammas: 2 capacity factors for 3 MoE"),
         (("tasks=humaneval",), "allow it with allow_code_execution=true"),
+        (("tasks=obqa", "tasks.obqa.fewshot=5000"), "fewshot=5000: openbookqa has 64 examples"),
+        (("tasks=obqa", "decode=only"), "decode=only: obqa generates nothing"),
     ):
         for refuses in (run, forecast):
             with pytest.raises(UsageError, match=line):

@@ -76,7 +76,8 @@ def test_a_change_of_any_file_that_a_task_needs_is_another_cell(name: str) -> No
         ("task: x\ninclude: none.yaml", "no such file: .*none.yaml"),
         ("task: x\ndoc_to_text: !function none.f", "no such file: .*none.py"),
         ("a: [", "while parsing"),
-        ("{task: x, metric_list: [acc]}", r"x\.yaml: metric_list and filter_list are lists of"),
+        ("{task: x, metric_list: [acc]}", r"x\.yaml: metric_list=\['acc'\]: must be a list"),
+        ("{task: x, filter_list: 5}", r"x\.yaml: filter_list=5: must be a list of mappings"),
     ],
 )
 def test_a_file_that_is_no_task_is_refused_in_a_line(text: str | None, message: str) -> None:
@@ -129,6 +130,19 @@ def test_a_metric_that_lm_eval_does_not_know_is_named() -> None:
         (plan,) = planned([*COMMON, f"tasks={name}.yaml", "data.root=null"])[1]
         with pytest.raises(UsageError, match=rf"^tasks=.*{name}\.yaml: {message}"):
             TaskLibrary().get(f"my_{name}", plan.source)
+
+
+def test_choices_that_are_no_column_are_named() -> None:
+    """lm-eval said "malformed node or string" alone."""
+    Path("data.json").write_text('[{"q": "a robin", "right": 0}]')
+    Path("x.yaml").write_text(
+        "{task: my_choices, dataset_path: json, dataset_kwargs: {data_files: {test: data.json}},"
+        " test_split: test, output_type: multiple_choice, doc_to_text: q, doc_to_target: right,"
+        " doc_to_choice: choises}"
+    )
+    (plan,) = planned([*COMMON, "tasks=x.yaml", "data.root=null"])[1]
+    with pytest.raises(UsageError, match="doc_to_choice must be a column or a list"):
+        TaskLibrary().get("my_choices", plan.source)
 
 
 def test_what_is_wrong_with_a_files_data_names_the_file() -> None:

@@ -72,14 +72,13 @@ class BertScore:
     def identity(self) -> dict[str, Any]:
         """Return what the scores depend on, JSON-ready."""
         scorer = self._scorer
+        commit = resolve_revision(scorer.model_type, local_files_only=True)
         return {
             "encoder": scorer.model_type,
             "layer": scorer.num_layers,
             "rescale": scorer.rescale_with_baseline,
             "weights": weights_hash(scorer._model),
-            "commit": getattr(
-                resolve_revision(scorer.model_type, local_files_only=True), "resolved", None
-            ),
+            "commit": getattr(commit, "resolved", None),
             "bert-score": importlib.metadata.version("bert-score"),
         }
 
