@@ -214,6 +214,13 @@ def test_a_knob_that_changes_no_cell_is_named(words: str, shell: Shell) -> None:
         assert line.startswith(f"warning: {beginning}")
 
 
+def test_a_sweep_with_a_plan_computes_nothing(shell: Shell) -> None:
+    """The last job alone said whether the cells are computed."""
+    status, out, _ = shell("-m", "plan=true,false", "model=tiny_olmoe", "tasks=obqa", "limit=1")
+    assert status == 0
+    assert out.startswith("Missing cells: 1 of 1. None was computed now")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
 def test_what_has_no_effect_is_warned_of(shell: Shell) -> None:

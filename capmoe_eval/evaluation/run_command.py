@@ -124,7 +124,7 @@ def evaluate(jobs: Iterable[tuple[Sequence[str], DictConfig]], words: Sequence[s
     idle = idle_settings(words, [*cells.values()])
     for line in (*knobs_without_effect(words, points), *idle):
         print_warning(line)
-    if config.plan:
+    if config.plan or any(point["plan"] for point in points):
         from capmoe_eval.evaluation.forecast import forecast
 
         print(forecast([*cells.values()]))
