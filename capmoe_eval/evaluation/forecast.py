@@ -49,6 +49,11 @@ def forecast(plans: Sequence[CellPlan]) -> str:
     from capmoe_eval.evaluation.evaluate import check_cell  # which imports torch
     from capmoe_eval.evaluation.loading import weightless
 
+    def check_task(plan: CellPlan) -> None:
+        check_cell(library.parts(plan.cell.task, plan.source), plan.cell)
+
+    refused |= refusals(missing, check_task)
+    missing = [plan for plan in missing if plan.path not in refused]
     rows: list[dict[str, str]] = []
     reasons = Counter(" ".join(str(error).split()) for error in refused.values())
     notes = [f"{n} of these cells cannot be computed: {reason}" for reason, n in reasons.items()]
@@ -58,10 +63,8 @@ def forecast(plans: Sequence[CellPlan]) -> str:
         groups.setdefault((loads(plan), plan.cell.task, plan.cell.limit), []).append(plan)
     for cells in groups.values():
         first = cells[0]
-        parts = library.parts(first.cell.task, first.source)
-        for plan in cells:
-            check_cell(parts, plan.cell)
-        documents = len(cells) * n_documents(parts.values(), first.cell.limit)
+        parts = library.parts(first.cell.task, first.source).values()
+        documents = len(cells) * n_documents(parts, first.cell.limit)
         seconds = recorded_seconds(first)
         times += [documents * statistics.median(seconds)] if seconds else []
         row = {

@@ -584,18 +584,20 @@ def check_task(library: TaskLibrary, task: TaskId, source: DataSource) -> None:
         )
 
 
-def refusals(plans: Sequence[CellPlan], *, asks_hub: bool = True) -> dict[Path, UsageError]:
-    """Return why cells cannot be computed, by the paths of their records, as far as files tell.
+def refusals(
+    plans: Sequence[CellPlan], *checks: Callable[[CellPlan], None], asks_hub: bool = True
+) -> dict[Path, UsageError]:
+    """Return why cells cannot be computed, by the paths of their records.
 
-    A model of which that is said is not looked at further, and the libraries, which take seconds to
-    be imported, are asked last. No weights are loaded. Without ``asks_hub``, a model of the hub is
-    refused only by what is here of it.
+    By default that is as far as files tell. A model of which that is said is not looked at further,
+    and the libraries, which take seconds to be imported, are asked last. No weights are loaded.
+    Without ``asks_hub``, a model of the hub is refused only by what is here of it.
 
     Raises:
         UsageError: The first reason, if none of the cells can be computed.
     """
     refused: dict[Path, UsageError] = {}
-    for check in (_check_programs, _check_checkpoint, _check_layers(asks_hub)):
+    for check in checks or (_check_programs, _check_checkpoint, _check_layers(asks_hub)):
         for plan in plans:
             if plan.path not in refused:
                 try:

@@ -76,6 +76,9 @@ def test_it_refuses_what_a_run_would_refuse(tmp_path: Path) -> None:
     assert text.startswith("Missing cells: 2 of 2.")
     assert ["tiny_olmoe", "obqa", "1", "3"] in [line.split()[:4] for line in text.splitlines()]
     assert "1 of these cells cannot be computed: ep_size=3: 32 experts cannot be" in text
+    text = forecast(small("tasks=[obqa,gsm8k]", "decode=only", *words))
+    assert ["tiny_olmoe", "gsm8k", "1", "3"] in [line.split()[:4] for line in text.splitlines()]
+    assert "1 of these cells cannot be computed: decode=only: obqa generates" in text
     of_hub = "model=custom", "model.name=m", "model.pretrained=capmoe/none", "tasks=obqa"
     text = forecast(records.planned(*of_hub, "data.root=miniworld", *words))
     assert "m: its memory is not known" in text
