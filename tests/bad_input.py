@@ -253,6 +253,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "no/such": "no/such: no such directory",
         "fig1,fgi2": "did you mean 'fig2'",
         "fig16 profile.figures.models=[zoo_olmoe]": "fig16: shows model 4 of the profile",
+        "fig12 tasks=piqa": "parts.curve.tasks=obqa: choose one of piqa; tasks= leaves out what",
         "fig12 parts.curve.tasks=[rt]": "parts.curve.tasks=rt: did you mean 'rte'",
         "": "required",
         "fig7 --out file": f"--out=file: {WRITE}",

@@ -71,15 +71,17 @@ def as_evaluated(overrides: Sequence[str]) -> list[str]:
 
     With ``model.name=NAME results_dir=DIR`` they are those of its records there, such as
     ``model.pretrained``, ``limit``, ``ep_size`` and the source of documents, whose directory is
-    :data:`DIRECTORY`; none where there is no record.
+    :data:`DIRECTORY`; none where there is no record. Of a model of the suite, ``model=NAME``, it is
+    the source of documents alone.
 
     Raises:
         UsageError: If the weights are not named, and there is no record that names them.
     """
     words = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
-    if not {"model.name", "results_dir"} <= words.keys():
+    name = words.get("model.name", words.get("model"))
+    if name is None or "results_dir" not in words:
         return [*overrides]
-    name, root = words["model.name"], Path(words["results_dir"]).expanduser()
+    root = Path(words["results_dir"]).expanduser()
     cells = [record.cell for record in read_results(root, [], name)]
     if not cells and "model.pretrained" not in words and words.get("model") == "custom":
         raise UsageError(
@@ -97,6 +99,7 @@ def as_evaluated(overrides: Sequence[str]) -> list[str]:
     left_out |= {"data.name"} if "data.root" in words else set()
     settings = _cell_words(min(cells, key=says_less)) if cells else {}
     keys = [key for key in settings if key not in left_out and not key.startswith("tasks.")]
+    keys = [key for key in keys if "model.name" in words or key.startswith("data.")]
     return [*overrides, *(override(key, settings[key]) for key in keys)]
 
 

@@ -154,7 +154,8 @@ def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str
                 tasks, asked = variant["tasks"], point["tasks"]
                 chosen = [k for k, task in tasks.items() if asked in (k, task.get("lm_eval"))][:1]
                 if not chosen:
-                    raise bad_choice(f"{name}.tasks", asked, tasks)
+                    choice = bad_choice(f"{name}.tasks", asked, tasks)
+                    raise UsageError(f"{choice}; tasks= leaves out what this part asks for")
                 point["tasks"] = {key: tasks[key] for key in chosen}
             yield variant | point
 

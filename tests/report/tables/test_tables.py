@@ -121,6 +121,17 @@ def test_a_table_says_where_the_numbers_of_2k_and_3k_are_of_another_k(command: C
     assert "On mine, 2k = 4, 3k = 6." in out
 
 
+def test_records_of_a_model_of_the_suite_tell_their_documents_alone(command: Command) -> None:
+    """Of one's own model they tell the settings, too, which conf/model/ has for the others."""
+    Path("hub").mkdir()
+    words = ["model=tiny_olmoe", "results_dir=elsewhere", "tasks=obqa", "grid.method=[baseline]"]
+    write_all(planned("experiment=table1", *words, "data.root=hub"), graded)
+    _, out, _ = command("table1", *words)
+    assert "Documents are those of local-hub, a directory" in out
+    write_all(planned("experiment=table1", *words, "data.root=hub", "limit=4"), graded)
+    assert command("table1", *words)[1] == out
+
+
 @pytest.mark.parametrize(
     ("weights", "is_copy"), [("copy", True), ("allenai/OLMoE-1B-7B-0924", False)]
 )
