@@ -250,4 +250,5 @@ class _RootedFactory(TaskFactory):
                 of_lm_eval["metric"] = METRIC_REGISTRY
             for field, names in of_lm_eval.items():
                 if isinstance(name := entry.get(field), str) and name not in names:
-                    raise bad_choice(f"tasks={self._source.file}: {field}", name, names)
+                    choice = bad_choice(f"tasks={self._source.file}: {field}", name, names)
+                    raise UsageError(f"{choice}; a metric of evaluate needs hf_evaluate: true")

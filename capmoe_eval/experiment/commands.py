@@ -71,8 +71,7 @@ def as_evaluated(overrides: Sequence[str]) -> list[str]:
 
     With ``model.name=NAME results_dir=DIR`` they are those of its records there, such as
     ``model.pretrained``, ``limit``, ``ep_size`` and the source of documents, whose directory is
-    :data:`DIRECTORY`; none where there is no record. Of a model of the suite, ``model=NAME``, it is
-    the source of documents alone.
+    :data:`DIRECTORY`; with a ``model=NAME`` of the suite the source alone. No record tells none.
 
     Raises:
         UsageError: If the weights are not named, and there is no record that names them.

@@ -155,6 +155,5 @@ def _summary(table: pd.DataFrame) -> str:
     there, missing = counts.get("measured", 0), counts.get("missing", 0)
     count = f"{there} of {there + missing} entries" if there + missing else "settings"
     broken = sum(note.startswith(LEFT_OUT) for note in table.attrs["notes"])
-    noun = "record" if broken == 1 else "records"
-    left_out = f", {broken} {noun} left out" if broken else ""
+    left_out = f", records left out: {broken}" if broken else ""
     return f"{table.attrs['name']}: {count}{left_out}"

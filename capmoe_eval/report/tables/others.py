@@ -69,14 +69,12 @@ def query_table(layout: PaperTable, records: Iterable[Record], command: str) -> 
         by = {name: part.tokens / record.n for name, part in record.load.modalities.items()}
         counts = by["image"], by["text"], by["image"] + by["text"]
         numbers = [(count, 100 * count / counts[-1]) for count in counts]
-        files = (str(record.path),)
-        cells = [[{"value": value, "records": files} for value in pair] for pair in numbers]
+        cells = [[{"value": value, "records": (str(record.path),)} for value in p] for p in numbers]
         notes = [f"{record.model}: the mean over {record.n:,} queries of {record.task}."]
     both = zip(lines, cells, strict=True)
     rows = {label: [*ours, {"text": printed}] for (label, *_, printed), ours in both}
     columns = ("Token Count", "Share (%)", "Token Count (paper)")
-    cells_of_rows = _cells(heading, rows, columns)
-    return as_table(layout, [heading], cells_of_rows, notes, commands=commands)
+    return as_table(layout, [heading], _cells(heading, rows, columns), notes, commands=commands)
 
 
 def printed_workloads(layout: WorkloadLayout) -> pd.DataFrame:

@@ -242,7 +242,7 @@ def test_what_is_wrong_with_a_record_is_said_and_breaks_nothing(
     # The hole, and the average over it.
     assert len(measured(table)) == 28
     summary = tables._summary(table)
-    assert summary == f"table3: 28 of 30 entries{', 1 record left out' if told else ''}"
+    assert summary == f"table3: 28 of 30 entries{', records left out: 1' if told else ''}"
     assert told in "".join(table.attrs["notes"])
     (missing,) = table.attrs["commands"]
     assert [p.cell for p in planned(*shlex.split(missing)[2:])] == [plans[-1].cell]
