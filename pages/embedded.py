@@ -164,8 +164,8 @@ def images() -> str:
         + table(head, rows)
         + "\n"
         + paragraph(
-            f"At γ=0.5 with images first, {image} % of the images' assignments are dropped and "
-            f"{text} % of the text's; scores of MMBench and SEED-Bench change by {moved} points. "
+            f"On MMBench and SEED-Bench at γ=0.5 with images first, {image} % of the images' "
+            f"assignments are dropped and {text} % of the text's; scores change by {moved} points. "
             "Right answers to MME at γ=1:"
         )
         + "\n"

@@ -21,7 +21,7 @@ _ALL: Final = "all"
 GRID: Final = {
     "grid": "What Token Drop would drop (Equation 11, with whole-number capacities) from the "
     "routing of the model without a limit, the whole batch being one group. Under emulated ranks "
-    "each rank has its own capacity and more is dropped (see fig12)."
+    "each rank has its own capacity, rounded up, and drops another share (see fig12)."
 }
 """What the captions of figures of the grid have in common."""
 

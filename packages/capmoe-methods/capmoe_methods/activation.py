@@ -36,7 +36,7 @@ class BestFirst(Counting):
         Field(
             ge=0,
             le=LARGEST,
-            description="each token's best experts that are activated first",
+            description="each token's best experts that are activated first; 0 for xshare alone",
         ),
         LabelPart("k", always=True),
     ] = 1

@@ -67,8 +67,9 @@ def _at(gamma: float) -> str:
 )  # fmt: skip
 def pareto(rows: pd.DataFrame) -> Figure:
     """Mean score against the highest load of an expert over the mean load N̄, mean over batches,
-    layers and tasks, for every method; along a line γ is 1.0, 1.5, 2.0. Grey: the Pareto front, on
-    which no other point has both less peak and more score. Random is a mean over seeds.
+    layers and tasks, for the paper's methods; along a line γ is 1.0, 1.5, 2.0. Grey: the Pareto
+    front, on which no other point has both less peak and more score; scores nearby may differ by
+    chance. Random is a mean over seeds.
     """
     # Each method looks the same whichever others are there.
     methods = [name for name in method_names() if not is_stock(name)]
@@ -145,7 +146,7 @@ def _flip_rates(sources: Sources, cells: pd.DataFrame) -> list[float]:
 def companions(rows: pd.DataFrame) -> Figure:
     """Above: share of documents whose answer is right in one setting and wrong in another, mean
     over pairs of settings; whiskers: lowest and highest pair. Below: range of the score. Batches of
-    OBQA, PIQA, RTE and BoolQ; dealt by length in four sizes, or of 16 by length and at random
+    OBQA, PIQA, RTE and BoolQ; dealt by length in four sizes, or of one size by length and at random
     (three seeds), which mixes the tasks.
     """
     canvas, ((upper,), (lower,)) = d.canvas(3.2, 2, 1, sharex=True)
