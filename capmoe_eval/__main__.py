@@ -49,7 +49,7 @@ _OF_SUITE: Final[Mapping[str, Subcommand]] = {
     "figure": (_REPORT, "draw a figure: fig7", "capmoe_eval.report.figures.command:main"),
     "pack": (
         _MAINTAIN,
-        "pack finished records, or export them to Parquet",
+        "pack finished records, or unpack them",
         "capmoe_eval.results.packing:main",
     ),
 }

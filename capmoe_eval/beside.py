@@ -27,7 +27,7 @@ BESIDE: Final[Mapping[str, frozenset[str]]] = {
             *("figure fig4", "figure fig5", "figure fig6", "figure granularity"),
         }
     ),
-    "capmoe-report": frozenset({"claims", "replicate", "report"}),
+    "capmoe-report": frozenset({"claims", "export", "replicate", "report"}),
     "capmoe-serve": frozenset(
         {
             *("advise", "loads", "bench placement", "bench server", "backend=vllm"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic_core import from_json
 
-from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import CELL_FIELDS, OMITTED, ModelId, TaskId
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.files import whole_file
@@ -368,16 +368,3 @@ def _table(records: Iterable[Mapping[str, Mapping[str, Any]]]) -> pa.Table:
     text = pa.dictionary(pa.int32(), pa.string())
     kinds = (text, text, pa.int32(), pa.int32(), pa.float64(), pa.float64(), pa.int32())
     return pa.table(columns, schema=pa.schema(zip(columns, kinds, strict=True)))
-
-
-def write_parquet(root: Path, file: Path) -> None:
-    """Write the data frame of a results directory to a Parquet file, which any such reader takes.
-
-    Values of several types and tuples are JSON there. Errors as :func:`load_frame`.
-    """
-    frame = load_frame(root)
-    for name in frame:
-        if frame[name].dtype == object:
-            frame[name] = [None if value is None else json.dumps(value) for value in frame[name]]
-    with writing("parquet", file), whole_file(file) as stream:
-        frame.to_parquet(stream)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from capmoe_eval.errors import UsageError, shown, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import PATH, Parser
-from capmoe_eval.experiment.files import check_file, write_bytes, write_text
+from capmoe_eval.experiment.arguments import Parser
+from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.packs import SUFFIX, open_pack, pack_path, packed
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.reservations import hold, print_warning, reserve, reserved, tidy
-from capmoe_eval.experiment.results import loose_paths, read_results, record_paths
-from capmoe_eval.results.frames import write_parquet
+from capmoe_eval.experiment.results import loose_paths, record_paths
 
 _LEAST: Final = 12
 """Records of a model and a task from which on the end of a run packs them."""
@@ -42,34 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--unpack", action="store_true", help="give every record a file of its own again"
     )
-    parser.add_argument(
-        "--parquet", type=PATH, metavar="FILE", help="also write a data frame, for pandas"
-    )
-    parser.add_argument(
-        "--lm-eval",
-        type=PATH,
-        metavar="DIR",
-        help="also write result files of lm-eval, for tools that read these",
-    )
+    parser.add_argument("--lm-eval", "--parquet", dest="export", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
 
     def command() -> int:
         root = Path(options.place.removeprefix(_KEY))
+        if options.export is not None:
+            raise UsageError(
+                "--lm-eval and --parquet: are of the command export; write capmoe-eval export "
+                "results_dir=DIR --lm-eval OUT, or --parquet FILE"
+            )
         if not options.place.startswith(_KEY) or not record_paths(root):
             raise UsageError(
                 f"{shown(options.place)}: no results directory with records; name one with "
                 "results_dir=DIR"
             )
-        if options.parquet is not None:
-            check_file("parquet", options.parquet)
         packs = unpack(root) if options.unpack else pack(root)
         done = "unpacked" if options.unpack else "packed"
         print(f"{len(packs)} files {done}; {len(record_paths(root))} records in {root}")
-        if options.parquet is not None:
-            write_parquet(root, options.parquet)
-            print(f"written: {options.parquet}")
-        if options.lm_eval is not None:
-            print(f"written: {write_lm_eval(root, options.lm_eval)} files in {options.lm_eval}")
         return 0
 
     sys.exit(run_command(command))
@@ -159,44 +147,3 @@ def unpack(root: Path) -> list[Path]:
                         write_bytes(path, pack.record(name))
                 file.unlink()
     return packs
-
-
-def write_lm_eval(root: Path, directory: Path) -> int:
-    """Write each record as a result file of lm-eval's command line; return how many.
-
-    ``<model>/results_<digest>.json`` is what lm-eval returned, with the fields that its command
-    line adds. ``config.model_args`` has the method with its knobs, ``config.capmoe`` the loads. A
-    record that cannot be read is told on standard error.
-
-    Raises:
-        UsageError: If a file cannot be written.
-    """
-    broken: list[str] = []
-    records = read_results(root, broken)
-    for record in records:
-        cell, origin = record.cell, record.provenance
-        settings = {"pretrained": cell.model.pretrained, "dtype": cell.model.dtype}
-        settings |= {k: v for k, v in cell.method.identity().items() if v is not None}
-        of_command_line = {
-            "config": {
-                "model": "hf" if cell.backend == "transformers" else cell.backend,
-                "model_args": ",".join(f"{key}={shown(value)}" for key, value in settings.items()),
-                "model_dtype": cell.model.dtype,
-                "model_revision": cell.model.revision,
-                "batch_size": cell.batch_size,
-                "limit": cell.limit,
-                "capmoe": record.content["capmoe"]["load"],
-            },
-            "model_name": cell.model.pretrained,
-            "date": datetime.fromisoformat(origin.date).timestamp(),
-            "lm_eval_version": origin.versions.get("lm-eval", ""),
-        }
-        result = {key: part for key, part in record.content.items() if key != "capmoe"}
-        with writing("lm-eval", directory):
-            write_text(
-                directory / cell.model.name / f"results_{cell.digest}.json",
-                json.dumps(result | of_command_line, indent=1),
-            )
-    for line in broken:
-        print_warning(line)
-    return len(records)

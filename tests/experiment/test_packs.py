@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -24,12 +23,11 @@ from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.reservations import reserve
 from capmoe_eval.experiment.results import loose_paths, read_results, record_paths, stored
 from capmoe_eval.results import packing
-from capmoe_eval.results.frames import write_parquet
-from capmoe_eval.results.packing import main, pack, pack_idle, unpack, write_lm_eval
+from capmoe_eval.results.packing import main, pack, pack_idle, unpack
 from capmoe_eval.routing.registry import create_method
 from tests import records as made
 from tests.conftest import Shell
-from tests.records import layer, record_of
+from tests.records import record_of
 
 METHODS = [create_method("score", gamma, ep_size=2) for gamma in (0.5, 1.0, 1.5)]
 
@@ -217,51 +215,21 @@ def test_the_end_of_a_run_packs_many_files_where_nobody_computes(root: Path) -> 
     assert pack_idle(root) == [root / f"m/obqa{SUFFIX}"]
 
 
-def test_a_parquet_file_has_the_frame(root: Path) -> None:
-    layers = [layer(name=f"layers.{n}", gamma=gamma) for n, gamma in enumerate((0.5, 1.0))]
-    method = create_method("score", layer_gammas=(0.5, 1.0))
-    record_of(method, root=root, parts={"layers": layers}).write()
-    write_parquet(root, file := root.parent / "frame.parquet")
-    written, frame = pd.read_parquet(file), load_frame(root)
-    assert written["value"].equals(frame["value"])
-    assert list(written) == list(frame)
-    assert "[0.5, 1.0]" in set(written["layer_gammas"])
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         ([], "2 files packed; 6 records in ."),
         (["--unpack"], "0 files unpacked; 6 records in ."),
-        (["--parquet", "frame.parquet"], "written: frame.parquet"),
     ],
 )
 def test_the_command_packs(root: Path, shell: Shell, words: list[str], line: str) -> None:
     assert shell.cwd == root
     status, out, _ = shell(*words, "results_dir=.", main=main)
     assert (status, line in out) == (0, True)
-    status, _, err = shell("--parquet", ".", "results_dir=.", main=main)
-    assert (status, "parquet=.: cannot be written" in err) == (2, True)
-
-
-def test_exported_files_are_lm_evals_with_the_settings_of_the_cell(tmp_path: Path) -> None:
-    """The converter of Every Eval Ever 0.3.0 read such files when this was written."""
-    root = Path(__file__).parents[2] / "results" / "real"
-    records = read_results(root, [])
-    assert write_lm_eval(root, tmp_path) == len(records) > 1
-    for record in records:
-        file = tmp_path / record.cell.model.name / f"results_{record.cell.digest}.json"
-        result = json.loads(file.read_text(encoding="utf-8"))
-        of_lm_eval = {key: part for key, part in record.content.items() if key != "capmoe"}
-        assert of_lm_eval["results"]
-        assert {key: part for key, part in result.items() if key in record.content} == of_lm_eval
-        settings = dict(word.split("=") for word in result["config"]["model_args"].split(","))
-        assert settings["pretrained"] == result["model_name"] == record.cell.model.pretrained
-        assert settings["method"] == record.cell.method.name
-        gamma = record.cell.method.identity().get("gamma", "inf")
-        assert float(settings.get("gamma", "inf")) == float(gamma)
-        assert result["config"]["capmoe"]["drop_rate"] == record.load.drop_rate
-        assert result["lm_eval_version"] == record.provenance.versions["lm-eval"]
+    for option in ("--lm-eval", "--parquet"):
+        status, out, err = shell("results_dir=.", option, "exported", main=main)
+        assert (status, out) == (2, "")
+        assert "write capmoe-eval export results_dir=DIR --lm-eval OUT, or --parquet" in err
 
 
 def test_what_is_computed_again_while_it_is_packed_stays(

@@ -11,6 +11,11 @@ CLAIMS: Final = (
     "list every claim of the paper with its verdict",
     "capmoe_report.claims:main",
 )
+EXPORT: Final = (
+    _TITLE,
+    "write records for other tools: files of lm-eval, Parquet",
+    "capmoe_report.export:main",
+)
 REPLICATE: Final = (
     _TITLE,
     "test the claims on every model, with effects and intervals",

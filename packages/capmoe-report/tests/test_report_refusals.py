@@ -22,6 +22,14 @@ REFUSED = {
         "nope": "key=nope: choose one of profile, results_dir",
         "--nope": "--nope",
     },
+    "export": {
+        "": "results_dir=DIR",
+        "results_dir=nowhere --parquet a": "results_dir=nowhere: no results directory with records",
+        "results_dir=pipes": "export: names nothing to write; add --lm-eval OUT or --parquet FILE",
+        "results_dir=pipes --parquet .": "--parquet=.: cannot be written",
+        "results_dir=pipes --lm-eval file": f"--lm-eval=file: {WRITE}",
+        "results_dir=pipes --lm-eval ''": "must be a path",
+    },
     "replicate": {
         "": "no finished evaluation of experiment=replicate",
         "profile=fresh": "the settings of the records that `capmoe-eval table results/fresh` shows",
