@@ -15,7 +15,7 @@ OF_PACKAGES = {
     "capmoe_methods": (
         *("adaptive_gamma", "eplb_placement", "laser", "macs", "oea", "sere", "xshare"),
     ),
-    "capmoe_report": ("commands", "claims", "replicate", "report"),
+    "capmoe_report": ("commands", "claims", "export", "replicate", "report"),
     "capmoe_serve": (
         *("commands", "bench", "backend", "recording", "loads", "advise"),
         *("readers.formats", "server.plugin"),

@@ -331,7 +331,7 @@ def cell_notes(table: pd.DataFrame) -> Iterator[str]:
             f"▼ worse, ▲ better than the same model's baseline: p < {ALPHA} in a paired test over "
             "the documents (McNemar's exact test; random sign flips for averages over seeds or "
             "tasks, and for scores that are fractions), Holm-corrected for the "
-            f"{count} tests of this table."
+            f"{count} {'test' if count == 1 else 'tests'} of this table."
         )
     truncated = [
         f"{cell.model} {cell.column} {cell.truncated:,.0f} of {cell.n:,.0f} (up to "

@@ -53,7 +53,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     programs.sandbox.cache_clear()
     yield changed
     programs.sandbox.cache_clear()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60  # on a loaded machine the kernel takes seconds
     while processes(str(changed["memory"])):
         assert time.monotonic() < end, "a process is left"
 

@@ -154,6 +154,11 @@ def test_only_the_same_documents_are_paired(baseline: list[Record], reason: str)
     assert note in filled.attrs["notes"]
 
 
+def test_one_test_is_no_tests() -> None:
+    filled = toy(graded("baseline", "1111"), graded("score", "0000"))
+    assert any("for the 1 test of this table." in note for note in filled.attrs["notes"])
+
+
 def test_tasks_of_the_same_documents_are_one_sample() -> None:
     """Ten documents lost in both tasks are ten and not twenty; errors do not shrink."""
     results = [
