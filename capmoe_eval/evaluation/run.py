@@ -499,12 +499,15 @@ def _shared_inputs(
 
     A value is None where it is not known.
     """
-    origin = record.provenance
-    if record.cell.model == cell.model and "model" in provenance:
-        for field in ("weights", "tokenizer", "attention"):
-            if field != "attention" or record.cell.backend == cell.backend:  # whose kernels it has
-                values = origin.model.get(field), provenance["model"].get(field)
-                yield f"model {cell.model.name}", field, *values
+    origin, model = record.provenance, record.cell.model
+    fields = ["weights"]  # of a name and precision, wherever the checkpoint lies
+    if model == cell.model:
+        # An engine has kernels of its own.
+        fields += ["tokenizer", *(["attention"] if record.cell.backend == cell.backend else [])]
+    if (model.name, model.dtype) == (cell.model.name, cell.model.dtype) and "model" in provenance:
+        for field in fields:
+            values = origin.model.get(field), provenance["model"].get(field)
+            yield f"model {cell.model.name}", field, *values
     if (record.cell.data, record.cell.task.dataset) == (cell.data, cell.task.dataset):
         title = f"dataset {cell.task.dataset} of data {cell.data}"
         yield title, "fingerprint", origin.data_fingerprint, provenance["data_fingerprint"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
+import itertools
 import pickle
 import re
 import shlex
@@ -272,6 +274,11 @@ def _task_option(text: str) -> str:
         )
     if name in options("tasks") and (name not in _stored or _stored[name][0] != file):
         raise UsageError(f"tasks={text}: {name} is a task of the suite; give it another name")
+    kwargs = of if isinstance(of := config.get("dataset_kwargs"), dict) else {}
+    data = [config.get("dataset_path"), kwargs.get("data_dir"), kwargs.get("data_files")]
+    for path in _local_files(data):
+        with path.open("rb") as stream:
+            read[path] = hashlib.file_digest(stream, "sha256").digest()
     metrics, filters = (
         check(f"tasks={text}: {field}", config.get(field) or [{}], _Entries)
         for field in ("metric_list", "filter_list")
@@ -299,6 +306,16 @@ def _task_option(text: str) -> str:
 def task_word(name: str) -> str:
     """Return the word of a task on a command line: its file, as it was typed, or its name."""
     return _stored[name][1] if name in _stored else name
+
+
+def _local_files(data: Any) -> Iterator[Path]:
+    """Yield the files on this disk that a dataset's path, ``data_dir`` or ``data_files`` names."""
+    if isinstance(data, str):
+        for path in map(Path, glob.glob(data, recursive=True)):  # noqa: PTH207 - may be absolute
+            yield from (file for file in [path, *path.rglob("*")] if file.is_file())
+    elif isinstance(data, (list, dict)):
+        parts = data.values() if isinstance(data, dict) else data
+        yield from itertools.chain.from_iterable(map(_local_files, parts))
 
 
 def _task_config(file: Path, text: str, read: dict[Path, bytes]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run import check_inputs, run
 from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.routing.registry import create_method
@@ -77,6 +78,24 @@ def test_backends_have_kernels_of_their_own_and_the_same_weights(tmp_path: Path)
     check(computed(tmp_path, "score", "attention", **engine), tmp_path)
     with pytest.raises(UsageError, match="has other weights than its results here"):
         check(computed(tmp_path, "score", "weights", **engine), tmp_path)
+
+
+@pytest.mark.parametrize("field", INPUTS)
+def test_a_name_is_of_one_checkpoint_wherever_it_lies(field: str, tmp_path: Path) -> None:
+    """Two checkpoints of one name stood in one row of a table, and in its mean."""
+    first = computed(tmp_path, "baseline")
+    first.write()
+    for dtype, is_same in (("float32", True), ("bfloat16", False)):
+        model = ModelId(first.cell.model.name, "/elsewhere", dtype=dtype)
+        cell = dataclasses.replace(first.cell, model=model, data=field)
+        copy = computed(tmp_path, "score").capmoe["provenance"]
+        check_inputs(tmp_path, cell, copy)
+        other = computed(tmp_path, "score", field).capmoe["provenance"]
+        if field == "weights" and is_same:
+            with pytest.raises(UsageError, match="model m has other weights than its results here"):
+                check_inputs(tmp_path, cell, other)
+        else:
+            check_inputs(tmp_path, cell, other)
 
 
 def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> None:

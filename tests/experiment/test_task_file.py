@@ -19,6 +19,7 @@ TEXT = """
 include: base.yaml
 task: {name}
 dataset_path: json
+dataset_kwargs: {{data_dir: documents, data_files: {{test: [a.jsonl, "more/*.jsonl"]}}}}
 doc_to_text: !function words.text
 metric_list: [{{metric: acc_norm}}, {{metric: acc}}]
 """
@@ -31,6 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         Path(f"{name}.yaml").write_text(TEXT.format(name=f"my_{name}"))
     Path("base.yaml").write_text("output_type: multiple_choice\nfilter_list: [{name: strict}]\n")
     Path("words.py").write_text("def text(doc): ...\n")
+    for name in ("a", "more/b", "documents/deep/c"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(f"{name}.jsonl").write_text("{}")
     yield
 
 
@@ -57,8 +61,15 @@ def test_each_file_of_a_sweep_is_a_job() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["animals.yaml", "base.yaml", "words.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("animals.yaml", "base.yaml", "words.py"),
+        *("a.jsonl", "more/b.jsonl", "documents/deep/c.jsonl"),
+    ],
+)
 def test_a_change_of_any_file_that_a_task_needs_is_another_cell(name: str) -> None:
+    """Of changed documents the old score stood beside that of another method on the new ones."""
     (before,) = cells("tasks=animals.yaml", "limit=1")
     file = Path(name)
     file.write_text(f"{file.read_text()}\n# changed\n")

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             folder = options.out / material.profile / "figures"
             paths = write_figure(spec, material, folder, formats)
             print("written: " + ", ".join(str(path) for path in paths))
-            lines = [note for note in material.notes if note.startswith("Left out")]
+            lines = [note for note in material.notes if note.startswith(("Left out", "No mean"))]
             if material.n_absent:
                 lines.append(
                     f"{material.n_absent} of {material.planned} {material.unit} are missing; "

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import BITS_PER_BYTE, is_stock, method_title
+from capmoe_eval.experiment.names import BITS_PER_BYTE, gamma_suffix, is_stock, method_title
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.report.figures.scores import over_tasks, whole, with_interval
 from capmoe_eval.report.figures.sources import Sources
-from capmoe_eval.report.tables.sweep import settings_of
+from capmoe_eval.report.tables.sweep import settings_of, share_interval
 from capmoe_eval.results.frames import read
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BITS: Final = "bits per byte"
+_SHARE: Final = "score (%)"
 _LOADS: Final = {
     "dropped_percent": "dropped pairs (%)",
     "straggler": "fullest expert / mean load",
@@ -61,11 +64,14 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
     import pandas as pd
 
     cells = sources.results.cells
+    is_share = cells.groupby("task")["value"].transform(lambda values: values.between(0, 1).all())
     cells = cells.assign(
         dropped_percent=100 * cells["drop_rate"],
         straggler=cells["load.mean_peak_after"],
         line=cells["method"].map(method_title) + (", " + settings_of(cells)).replace(", ", ""),
-        unit=np.where(cells["task.metric"] == BITS_PER_BYTE, _BITS, "score (%)"),
+        unit=np.where(
+            cells["task.metric"] == BITS_PER_BYTE, _BITS, np.where(is_share, _SHARE, "score")
+        ),
     )
     without = cells["gamma"].isna() & ~cells["method"].map(is_stock)
     if without.any():
@@ -75,22 +81,41 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
         raise UsageError(f"{sources.names['directory']}: has no cell with one γ; nothing is drawn")
     parts = []
     for (model, unit), same in d.each(cells[~without], ["model", "unit"]):
-        tasks = {task: task for task in same["task"]}
-        means = over_tasks(same, tasks, ["line", "gamma"], **{name: name for name in _LOADS})
-        rows = whole(means, sources.notes, lambda m: f"{m.line}, γ={m.gamma:g}")
-        if unit == _BITS:
-            rows[["score", "stderr"]] /= 100
-        parts.append(rows.assign(model=model, unit=unit, tasks=", ".join(tasks)))
-    rows = with_interval(pd.concat(parts), "score")
+        settings = same.groupby(["line", "gamma"], dropna=False)["task"].agg(frozenset)
+        shown = max(
+            settings, key=lambda tasks: len(tasks) * sum(tasks <= other for other in settings)
+        )
+        tasks = {task: task for task in same["task"] if task in shown}
+        if fewer := ", ".join(dict.fromkeys(task for task in same["task"] if task not in shown)):
+            sources.notes.append(f"Left out of {model}, as few settings have them: {fewer}.")
+        loads = {name: name for name in (*_LOADS, "n")}
+        means = over_tasks(same[same["task"].isin(shown)], tasks, ["line", "gamma"], **loads)
+        means = whole(means, sources.notes, functools.partial(_named, model))
+        means[["score", "stderr"]] /= 100
+        if unit == _SHARE:
+            columns = (means["score"], means["stderr"], means["n"] * len(tasks))
+            ends = [share_interval(*map(float, row)) for row in zip(*columns, strict=True)]
+            means[["score_low", "score_high"]] = 100 * np.array(ends)
+            means["score"] *= 100
+        else:
+            means = with_interval(means, "score")
+        parts.append(means.assign(model=model, unit=unit, tasks=", ".join(tasks)))
+    rows = pd.concat(parts).drop(columns=["n", "stderr"], errors="ignore")
     return rows.sort_values(["model", "unit", "line", "gamma"], kind="stable")
+
+
+def _named(model: str, row: Any) -> str:
+    gamma = "" if math.isnan(row.gamma) else gamma_suffix(row.gamma, " at γ=")
+    return f"{row.line} of {model}{gamma}"
 
 
 def draw(rows: pd.DataFrame) -> Figure:
     """Score against the capacity factor γ, with the share of pairs that are dropped and the highest
     load of an expert over the mean load before drops (the straggler factor; mean over batches and
-    layers). A line for each setting; seeds are averaged. Tasks of one unit count equally; their
-    names are in the data. Whiskers: 95 % intervals over documents, of each point by itself. Dotted:
-    without a limit. Of bits per byte fewer are better.
+    layers). A line for each setting; seeds are averaged. Tasks of one unit count equally:
+    those by which most results are drawn; their names are in the data. Whiskers: 95 % intervals
+    over documents, of each point by itself. Dotted: without a limit. Of bits per byte fewer are
+    better.
     """
     models = list(d.each(rows, ["model", "unit"]))
     looks = d.looks(rows["line"][rows["gamma"].notna()], markersize=3, linewidth=0.8)

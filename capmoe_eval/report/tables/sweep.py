@@ -11,7 +11,7 @@ from capmoe_eval.paper.layout import PaperTable
 from capmoe_eval.report.tables.fill import cell_notes, error_over_seeds
 from capmoe_eval.report.tables.table import as_table
 from capmoe_eval.results.frames import IDENTITY, read
-from capmoe_eval.routing.registry import method_names
+from capmoe_eval.routing.registry import knobs, method_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,12 +86,20 @@ def _mean(same: pd.DataFrame, scale: float) -> dict[str, object]:
     if error is None:
         return cell
     low, high = mean - _REACH * error, mean + _REACH * error
-    if scale == _PERCENT:  # Wilson's interval of a share, of as many documents as its error is of
-        variance = mean / scale * (1 - mean / scale)
-        square = _REACH**2 / (variance / (error / scale) ** 2 if variance and error else count)
-        centre, reach = mean / scale + square / 2, math.sqrt(square * variance + square**2 / 4)
-        low, high = ((centre + end) / (1 + square) * scale for end in (-reach, reach))
+    if scale == _PERCENT:
+        low, high = (scale * end for end in share_interval(mean / scale, error / scale, count))
     return cell | {"stderr": error, "low": low, "high": high}
+
+
+def share_interval(share: float, error: float, count: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share, of as many documents as its error is of.
+
+    Without an error these are ``count`` documents.
+    """
+    variance = share * (1 - share)
+    square = _REACH**2 / (variance / error**2 if variance and error else count)
+    centre, reach = share + square / 2, math.sqrt(max(0.0, square * variance + square**2 / 4))
+    return (centre - reach) / (1 + square), (centre + reach) / (1 + square)
 
 
 def settings_of(cells: pd.DataFrame) -> pd.Series[str]:
@@ -100,6 +108,11 @@ def settings_of(cells: pd.DataFrame) -> pd.Series[str]:
     others = texts.drop(columns=["model", "method", "gamma", "task", "seed"])
     by_task = others.groupby([texts[name] for name in ("model", "method", "task")]).nunique() > 1
     differ = by_task.groupby(["model", "method"]).any()
+    # Tasks have their own limits and batches, but share the checkpoint and the method's knobs.
+    shared = [name for name in IDENTITY if name.startswith("model.") or name in knobs()]
+    shared.remove("seed")
+    by_method = others[shared].groupby([texts[name] for name in ("model", "method")])
+    differ[shared] = by_method.nunique() > 1
     of_cells = differ.loc[list(zip(texts["model"], texts["method"], strict=True))]
     words = others.where(of_cells.set_index(others.index) & (others != ""))
     return words.apply(lambda row: " ".join(f"{k}={v}" for k, v in row.dropna().items()), axis=1)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from scipy.stats import binomtest
 
 from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
@@ -21,8 +22,9 @@ from capmoe_eval.experiment.record import read_record
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, gather
+from capmoe_eval.report.tables.sweep import share_interval
 from capmoe_eval.results.frames import read
-from tests.records import plausible
+from tests.records import plausible, record_of
 
 
 def run(*words: str | Path) -> int:
@@ -208,7 +210,39 @@ def test_any_directory_is_drawn_against_gamma(tmp_path: Path) -> None:
     (row,) = rows[rows["gamma"] == 0.5].to_dict("records")
     assert row["tasks"] == "obqa, piqa"
     assert row["score"] == pytest.approx(100 * at_half["value"].mean())
-    error = 100 * (at_half["stderr"] ** 2).sum() ** 0.5 / 2
-    assert row["score_high"] - row["score"] == pytest.approx(1.96 * error)
+    error = (at_half["stderr"] ** 2).sum() ** 0.5 / 2
+    ends = share_interval(at_half["value"].mean(), error, at_half["n"].sum())
+    assert (row["score_low"], row["score_high"]) == pytest.approx([100 * end for end in ends])
     assert row["dropped_percent"] == pytest.approx(100 * at_half["drop_rate"].mean())
     assert row["straggler"] == pytest.approx(at_half["load.mean_peak_after"].mean())
+
+
+def test_of_a_directory_the_tasks_are_drawn_that_show_most_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One setting on a task of its own took all others out of the picture, without a word."""
+    root = tmp_path / "mine"
+    for gamma in ("0.5", "1.0", "1.5"):
+        of_mine(root, "method=score", f"gamma={gamma}", "tasks=[obqa,piqa]")
+    of_mine(root, "method=score", "gamma=2.0", "tasks=obqa")
+    of_mine(root, "method=baseline", "tasks=[obqa,sst2]")
+    assert run(root, "--formats=", "--out", tmp_path / "out") == 0
+    rows = pd.read_csv(tmp_path / "out/mine/figures/sweep.csv")
+    assert rows["gamma"].tolist() == [0.5, 1.0, 1.5]
+    errors = capsys.readouterr().err
+    assert "sweep: Left out of mine, as few settings have them: sst2." in errors
+    assert (
+        "sweep: No mean over tasks of Token Drop of mine at γ=2, Baseline of mine: piqa" in errors
+    )
+
+
+@pytest.mark.parametrize("right", [0, 8])
+def test_an_interval_of_a_share_is_of_what_a_share_can_be(right: int, tmp_path: Path) -> None:
+    (plan,) = plans(composed([*MINE, "model.pretrained=x", "method=baseline", "tasks=obqa"]))
+    record_of(plan.cell.method, [1.0] * right + [0.0] * (8 - right), root=tmp_path / "mine").write()
+    assert run(tmp_path / "mine", "--formats=", "--out", tmp_path / "out") == 0
+    (row,) = pd.read_csv(tmp_path / "out/mine/figures/sweep.csv").to_dict("records")
+    wilson = binomtest(right, 8).proportion_ci(method="wilson")
+    assert (row["score_low"], row["score_high"]) == pytest.approx(
+        (100 * wilson.low, 100 * wilson.high), abs=0.01
+    )

@@ -157,6 +157,18 @@ def test_missing_cells_of_a_users_task_are_computed_from_its_file(command: Comma
     assert "'tasks=[obqa,mine.yaml]'" in out
 
 
+def test_what_tasks_share_divides_the_rows_of_a_directory(command: Command) -> None:
+    """Numbers of two settings stood in one row, and in its mean, if they shared no task."""
+    words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "results_dir=sweeps"]
+    words += ["method=score", "gamma=1.0"]
+    for task, own in (("obqa", "ep_size=8"), ("piqa", "ep_size=2"), ("sst2", "limit=8")):
+        write_all(planned(*words, f"tasks={task}", own), graded)
+    assert command("sweeps")[0] == 0
+    table = pd.read_csv("reports/sweeps/sweep.csv").dropna(subset="value")
+    settings = table.groupby("column")["Settings"].first()
+    assert settings[["obqa", "piqa", "sst2"]].tolist() == ["ep_size=8", "ep_size=2", "ep_size=1"]
+
+
 def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
     """Seeds are averaged; a knob that differs within a method is said, and intervals are shown."""
     base, score, device = (
