@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -90,7 +89,8 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
             sources.notes.append(f"Left out of {model}, as few settings have them: {fewer}.")
         loads = {name: name for name in (*_LOADS, "n")}
         means = over_tasks(same[same["task"].isin(shown)], tasks, ["line", "gamma"], **loads)
-        means = whole(means, sources.notes, functools.partial(_named, model))
+        means = means.assign(model=model, unit=unit, tasks=", ".join(tasks))
+        means = whole(means, sources.notes, _named)
         means[["score", "stderr"]] /= 100
         if unit == _SHARE:
             columns = (means["score"], means["stderr"], means["n"] * len(tasks))
@@ -99,14 +99,14 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
             means["score"] *= 100
         else:
             means = with_interval(means, "score")
-        parts.append(means.assign(model=model, unit=unit, tasks=", ".join(tasks)))
+        parts.append(means)
     rows = pd.concat(parts).drop(columns=["n", "stderr"], errors="ignore")
     return rows.sort_values(["model", "unit", "line", "gamma"], kind="stable")
 
 
-def _named(model: str, row: Any) -> str:
+def _named(row: Any) -> str:
     gamma = "" if math.isnan(row.gamma) else gamma_suffix(row.gamma, " at γ=")
-    return f"{row.line} of {model}{gamma}"
+    return f"{row.line} of {row.model}{gamma}"
 
 
 def draw(rows: pd.DataFrame) -> Figure:

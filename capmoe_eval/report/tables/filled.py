@@ -16,9 +16,9 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.commands import as_evaluated, other_sources, sweeps
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.configuration import CellPlan, finished, planned, profile_name
-from capmoe_eval.experiment.datasource import HUB, is_embedded
+from capmoe_eval.experiment.datasource import DIRECTORY, HUB, is_embedded
 from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix
-from capmoe_eval.experiment.results import record_places
+from capmoe_eval.experiment.results import read_results, record_places
 from capmoe_eval.paper.layout import (
     ALL_TASKS,
     OWN,
@@ -118,11 +118,19 @@ def _results_table(
     filled.attrs["notes"] += _notes_of_models(records, slots)
     sources = sorted({record.cell.data for record in records if record.cell.data != HUB})
     if local := ", ".join(name for name in sources if not is_embedded(name)):
-        filled.attrs["notes"].append(f"Documents are those of {local}, a directory (data.root).")
+        note = f"Documents are those of {local}, a directory (data.root), in commands {DIRECTORY}."
+        filled.attrs["notes"].append(note)
+    asked = {(p.cell.model.name, p.cell.task.name, *_setting(p.cell.method)) for p in plans}
+    own = (slot.key for slot in slots if slot.key not in options("model"))
+    cells = [record.cell for name in own for record in read_results(plans[0].root, [], name)]
+    similar = [c for c in cells if (c.model.name, c.task.name, *_setting(c.method)) in asked]
+    if n := len({cell.digest for cell in similar} - read):
+        note = f"Left out: {n} of other settings; `capmoe-eval table {plans[0].root}` shows all."
+        filled.attrs["notes"].append(note)
     others = (place for slot in slots for place in record_places(plans[0].root, slot.key))
     if not records and (other := next(others, None)) is not None:  # a walk over all records
         place, words = other[1], other_sources(absent, plans[0].root)
-        text = f"documents, which {words} shows" if words else "settings"
+        text = f"documents ({words})" if words else "settings"
         line = (
             f"{place} has records of other {text}; `capmoe-eval table {place}` shows all of them."
         )

@@ -161,12 +161,23 @@ def test_what_tasks_share_divides_the_rows_of_a_directory(command: Command) -> N
     """Numbers of two settings stood in one row, and in its mean, if they shared no task."""
     words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "results_dir=sweeps"]
     words += ["method=score", "gamma=1.0"]
-    for task, own in (("obqa", "ep_size=8"), ("piqa", "ep_size=2"), ("sst2", "limit=8")):
+    for task, own in (("obqa", "ep_size=8"), ("piqa", "ep_size=2"), ("rte", "limit=8")):
         write_all(planned(*words, f"tasks={task}", own), graded)
     assert command("sweeps")[0] == 0
     table = pd.read_csv("reports/sweeps/sweep.csv").dropna(subset="value")
     settings = table.groupby("column")["Settings"].first()
-    assert settings[["obqa", "piqa", "sst2"]].tolist() == ["ep_size=8", "ep_size=2", "ep_size=1"]
+    assert settings[["obqa", "piqa", "rte"]].tolist() == ["ep_size=8", "ep_size=2", "ep_size=1"]
+
+
+def test_records_of_ones_own_model_that_a_table_leaves_out_are_counted(command: Command) -> None:
+    """It showed one of several settings without a word."""
+    words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "results_dir=sweeps"]
+    grid = ["tasks=obqa", "grid.method=[baseline,score]"]
+    for own in ("ep_size=2", "ep_size=4", "limit=8"):
+        write_all(planned("experiment=table2", *words, *grid, own), graded)
+    write_all(planned(*words, "tasks=obqa", "method=order", "gamma=1.0", "ep_size=8"), graded)
+    _, out, _ = command("table2", *words, *grid, "ep_size=2")
+    assert "Left out: 3 of other settings;" in out  # of two methods, and one baseline
 
 
 def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
@@ -215,7 +226,7 @@ def test_an_empty_table_names_the_records_of_other_settings(command: Command) ->
     assert "records of other settings" not in command("table3", "eval_seed=7")[1]
     Path("hub").mkdir()
     out = command("table3", "data.root=hub", "eval_seed=7", "--out=other")[1]
-    assert "has records of other documents, which data.root=miniworld shows" in out
+    assert "has records of other documents (data.root=miniworld); " in out
 
 
 def test_all_tables_are_rendered_by_one_command(
