@@ -17,7 +17,7 @@ from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, read_data, write_text
 from capmoe_eval.experiment.results import LOCAL, read_results, record_places
 
-from capmoe_report.evidence import evidence_of
+from capmoe_report.evidence import evidence_of, models_of, no_model_of
 from capmoe_report.judge import IN_PRINT, judge, paper_claims
 from capmoe_report.verdicts import JudgedClaim, VerdictFile
 
@@ -55,14 +55,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder, broken, bench = parsed.out / profile, list[str](), read_bench(parsed.bench)
         records = read_results(results, broken)
         broken += bench.broken
-        evidence = evidence_of(profile, records, bench=bench, broken=tuple(broken))
-        n_cells = len(evidence.results.cells)
-        if not n_cells and (is_named or record_places(results)):
+        if not records and (is_named or record_places(results)):
             raise UsageError(
                 f"results_dir={results}: no whole record there; name one that has records"
             )
+        counts = Counter(record.model for record in records)
+        of_profile = models_of(config.profile, counts)
+        if counts and not of_profile:
+            raise no_model_of(profile, results, counts)
         for line in broken:
             print(f"left out: {line}", file=sys.stderr)
+        for name in sorted(counts.keys() - of_profile):
+            line = f"left out: the records of {name} ({counts[name]}), no model of the profile"
+            print(line, file=sys.stderr)
+        records = [record for record in records if record.model in of_profile]
+        evidence = evidence_of(profile, records, bench=bench, broken=tuple(broken))
+        n_cells = len(evidence.results.cells)
         judged = judge(evidence, paper_claims())
         ledger = VerdictFile(
             profile=profile,

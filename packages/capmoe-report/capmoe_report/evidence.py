@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from capmoe_bench.timings import Bench
 from capmoe_eval.errors import UsageError, reading
-from capmoe_eval.experiment.composition import load_option, options
+from capmoe_eval.experiment.composition import load_option, load_options, options, override
 from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.experiment.record import Record
@@ -23,7 +24,7 @@ from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.results.frames import MIX, Results, results_of, setting
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from capmoe_report.effects import Effect, pair_cells, pooled
@@ -334,6 +335,32 @@ def evidence_of(
         models = frozenset(model for name in named for model in option[name])
     of_profile = {"trainings": read_trainings(profile), "losses": dev_losses(models)}
     return Evidence(profile, results_of(records), pooled=models, **of_profile, **rest)
+
+
+def models_of(profile: DictConfig, names: Iterable[str]) -> frozenset[str]:
+    """Return those of some models that belong to a profile, by its lists or their own files."""
+    listed = str(OmegaConf.to_container(profile))
+    with_file = sorted({*names}.intersection(options("model")))
+    load_options("model", with_file)
+    return frozenset(
+        name
+        for name in with_file
+        if load_option("model", name).profile == profile.name or repr(name) in listed
+    )
+
+
+def no_model_of(profile: str, root: Path, names: Collection[str]) -> UsageError:
+    """Return the error for a directory with records of other models alone than a profile's."""
+    name = min(names)
+    words = [override("model", name)]
+    if name not in options("model"):
+        words = ["model=custom", override("model.name", name)]
+    command = shlex.join(["capmoe-eval", "report", *words, f"results_dir={root}"])
+    others = ", ".join(sorted({*names} - {name}))
+    return UsageError(
+        f"profile={profile}: no record in {root} is of a model of this profile; `{command}` shows "
+        f"those of {name}{others and f'; also there: {others}'}"
+    )
 
 
 def read_trainings(profile: str) -> pd.DataFrame:

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -40,6 +41,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from capmoe_report.claims import LEDGER, WORDS, headings, profile_note
+from capmoe_report.evidence import models_of, no_model_of
 from capmoe_report.records import file_with, seen_from
 from capmoe_report.templates import render
 from capmoe_report.verdicts import VerdictFile
@@ -109,8 +111,12 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
     link = functools.cache(lambda path: quote(seen_from(out, path)))
     broken: list[str] = []
     records = [_row(record, link) for record in read_records(places, broken)]
+    counts = Counter(row["model"] for row in records)
+    of_profile = {subject.own} if subject.own else models_of(subject.config.profile, counts)
     if not records:
         _refuse_nothing(roots, overrides, out)
+    elif not of_profile:
+        raise no_model_of(subject.profile, roots[0], counts)
     status = 0
     if all_parts:
         words = [f"--out={out}", *subject.overrides]
@@ -160,6 +166,7 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
             write_text(out / page, _without_places(text, [*read_from, bench, out]))
     there = [table for table in filled.values() if not isinstance(table, str)]
     remarks = {
+        "of other models": sum(counts[name] for name in counts.keys() - of_profile),
         "files that are none": len(broken),
         "numbers of tables missing": sum((table["status"] == "missing").sum() for table in there),
     }
@@ -261,7 +268,7 @@ def _row(record: Record, link: Callable[[Path], str]) -> dict[str, Any]:
         Markup('<a href="{}">{}</a>').format(link(file_with(record.path)), record.path.stem),
         cell_command(record.cell, _AGAIN) or ABSENT,
     ]
-    return {"id": record.path.stem, "cells": cells, "failed": failed}
+    return {"id": record.path.stem, "model": record.model, "cells": cells, "failed": failed}
 
 
 def _table_rows(

@@ -43,3 +43,32 @@ def test_the_command_writes_the_same_bytes_twice_and_names_what_is_no_record(
     paths = [path for finding in findings for path in finding.get("records", ())]
     assert len(paths) > 3
     assert all((folder / path).is_file() for path in paths)
+
+
+def test_records_of_other_models_are_no_evidence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not of a custom model, nor of one of another profile; those that are counted are read."""
+    root = tmp_path / "res"
+    words = [f"results_dir={root}", "--out", str(tmp_path / "reports")]
+    for model, gammas in (("mine", (0.5, 1.0)), ("tiny_olmoe", (1.0,))):
+        for gamma in gammas:
+            record("score", gamma, model=model, root=root).write()
+    assert run(*words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "no record in" in err
+    assert f"report model=custom model.name=mine results_dir={root}` shows those of mine" in err
+    assert err.endswith("; also there: tiny_olmoe\n")
+    assert not (tmp_path / "reports").exists()
+    for seed in (0, 1):
+        record("random", 1.0, seed=seed, root=root).write()
+    assert run(*words) == 0
+    out, err = capsys.readouterr()
+    assert "146 claims judged by 2 records of profile zoo" in out
+    assert "the records of mine (2), no model of the profile" in err
+    assert "the records of tiny_olmoe (1)" in err
+    ledger = (tmp_path / "reports/zoo/claims.json").read_text()
+    assert json.loads(ledger)["models"] == ["zoo_olmoe"]
+    assert "res/mine" not in ledger
+    assert "kept in 2 records" in ledger

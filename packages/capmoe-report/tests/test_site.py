@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
@@ -250,6 +251,28 @@ def test_a_model_of_ones_own_is_described_by_its_records(site: Path, tmp_path: P
     for command in commands:
         assert "model=custom model.name=mine" in command
         assert settings in command
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("mine", "model=custom model.name=mine"),
+        ("a b", "model=custom 'model.name=\"a b\"'"),
+        ("tiny_olmoe", "model=tiny_olmoe"),
+    ],
+)
+def test_a_profile_has_no_report_of_other_models_alone(
+    model: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, out = tmp_path / "res", tmp_path / "reports"
+    made(records.odd_cell(model=model), root).write()
+    with pytest.raises(UsageError) as refused:
+        built(root, out, f"results_dir={root}")
+    assert f"`capmoe-eval report {words} results_dir={root}` shows" in str(refused.value)
+    assert not out.exists()
+    made(records.odd_cell(model="zoo_olmoe"), root).write()
+    assert built(root, out, f"results_dir={root}") == 0
+    assert "profile zoo: 2 records, 1 of other models" in capsys.readouterr().out
 
 
 def test_nothing_is_computed_yet(
