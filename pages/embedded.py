@@ -111,8 +111,8 @@ def generation() -> str:
         + paragraph(
             "Token Drop − no capacity, in points over the training seeds of these families, with "
             f"95 % intervals over documents. With a capacity on the prompt alone: {_losses('p')}. "
-            f"With a capacity on every step: {_losses('p2')}. Under Token Drop the steps drop "
-            f"{span(100 * steps['load.decode.drop_rate'], '{:.0f}')} % of the pairs, at an "
+            f"With a capacity on every step: {_losses('p2')}. Of these models Token Drop drops "
+            f"{span(100 * steps['load.decode.drop_rate'], '{:.0f}')} % of the steps' pairs, at an "
             f"effective γ of {span(steps['load.decode.effective_gamma'], '{:.1f}')}."
         )
     )

@@ -125,7 +125,7 @@ class Method:
         raise NotImplementedError
 
     def limits(self, tokens: Sequence[int], *, top_k: int, n_experts: int) -> list[int]:
-        """Return the capacity of a unit in each group [G]: of an expert, or of a device.
+        """Return the capacity in each group [G] of an expert, or of a device, of a method of one γ.
 
         Args:
             tokens: Counted tokens T of each group.
@@ -133,7 +133,7 @@ class Method:
             n_experts: Routed experts E.
         """
         gamma = self.uniform_gamma
-        assert gamma is not None
+        assert gamma is not None, f"{self.name} has no capacity of one γ"
         by_device = self.granularity == "device"
         sharing = experts_per_rank(n_experts, self.ep_size) if by_device else 1
         sizes = {"top_k": top_k, "n_experts": n_experts, "experts": sharing}

@@ -173,7 +173,7 @@ def create_method(name: str, gamma: object = None, **settings: Any) -> Method:
     Args:
         name: One of :func:`method_names`.
         gamma: Capacity factor γ: a number, one for each MoE layer, or the keyword of a form;
-            a number is without effect where the method has no capacity.
+            a number is neither checked nor used where the method has no capacity.
         **settings: Knobs by their names.
 
     Raises:

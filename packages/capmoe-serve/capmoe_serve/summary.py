@@ -9,10 +9,12 @@ each have one. Copies are there to compute what such a capacity would drop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import numpy as np
 from capmoe_eval.routing.capacity import capacity
+from capmoe_eval.routing.knobs import Count, check
+from pydantic import Field
 
 from capmoe_serve.placements import SlotPlan, contiguous, turns
 from capmoe_serve.trace import Array, Trace
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 # with a capacity (slots of experts, or devices), X capacity factors, M keepers; of pairs: I.
 
 Granularity = Literal["expert", "device"]
+_Gamma = Annotated[float, Field(ge=0, allow_inf_nan=True)]
+_Gammas = Annotated[list[_Gamma], Field(min_length=1)]
 
 KEEPERS: Final = ("score", "order", "random")
 """Who is kept: the highest scores, the first tokens, or anyone (then the expectation)."""
@@ -187,9 +191,14 @@ def summarise(
     ranks, by default the trace's, has E/R consecutive experts. Where R does not divide E, it has
     E/R rounded up, and the first experts have copies, which take an expert's pairs in turn; what a
     capacity of an expert leaves to each copy is not defined.
+
+    Raises:
+        UsageError: Without a γ, for a negative γ, or for fewer than one rank.
     """
     import pandas as pd
 
+    check("gammas", [*gammas], _Gammas)
+    check("ranks", ranks, Count | None)
     ranks = trace.ranks if ranks is None else ranks
     home = contiguous(trace.n_layers, trace.n_experts, ranks or 1)
     asked_SL, expert_SL, rank_SL = np.empty((3, trace.n_steps, trace.n_layers), dtype=np.int64)

@@ -18,10 +18,10 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Predicate
-from capmoe_eval.errors import UsageError, bad_choice, reading, shown, writing
+from capmoe_eval.errors import UsageError, bad_choice, check_choice, reading, shown, writing
 from capmoe_eval.experiment.files import whole_file
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.knobs import check, says
+from capmoe_eval.routing.knobs import Count, check, says
 from pydantic import Field
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
@@ -220,13 +220,15 @@ class Trace:
         """Return the steps of one kind.
 
         Raises:
-            UsageError: If the trace does not say the kind of its steps, or has none of this.
+            UsageError: If the trace does not say the kind of its steps, or has none of
+                this, and for another kind.
         """
         if self.decode_S is None:
             raise UsageError(
                 f"only={kind}: the trace does not say which steps are prompts and which decode "
                 "steps; record it with save_trace=DIR, or leave --only out"
             )
+        check_choice("only", kind, get_args(Kind))
         is_of_kind_S = self.decode_S == (kind == "decode")
         if not is_of_kind_S.any():
             raise UsageError(f"only={kind}: the trace has no such step; leave --only out")
@@ -244,7 +246,12 @@ class Trace:
         return dataclasses.replace(self, **parts, decode_S=kinds_S)
 
     def in_steps(self, tokens: int) -> Trace:
-        """Return the trace cut into steps of so many tokens, in the order of the file."""
+        """Return the trace cut into steps of so many tokens, in the order of the file.
+
+        Raises:
+            UsageError: If it has counts, or steps of both kinds, or ``tokens`` is below 1.
+        """
+        check("step tokens", tokens, Count)
         if self.expert_TLK is None:
             raise UsageError("step tokens: the trace has counts of steps; they cannot be cut anew")
         step_T, kinds = np.arange(len(self.expert_TLK)) // tokens, self.decode_S

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pytest
+from capmoe_eval.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,20 @@ def test_ranks_that_do_not_divide_the_experts_have_copies() -> None:
     assert layers.loc["0", "straggler"] == 1.0  # 3 of expert 0 on each rank
     assert list(uneven) == list(alone) == ["dropped", "padding"]
     assert uneven.equals(alone)
+
+
+def test_what_no_trace_can_have_is_refused_by_name() -> None:
+    """It was an IndexError, a table of nonsense, or the prompts in place of the steps asked for."""
+    trace = Trace(
+        2, np.zeros((2, 1, 1), np.uint8), step_T=np.zeros(2, int), decode_S=np.array([False])
+    )
+    for gammas, ranks, field in (((), 1, "gammas"), ((-1.0,), 1, "gammas"), ((1.0,), 0, "ranks")):
+        with pytest.raises(UsageError, match=f"^{field}="):
+            summarise(trace, gammas, ranks=ranks)
+    with pytest.raises(UsageError, match="only=prefill: choose one of prompts, decode"):
+        trace.only("prefill")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="step tokens=0: must be a whole number of at least 1"):
+        trace.in_steps(0)
 
 
 # Capacities on a trace are what loops count, on any placement.
