@@ -8,17 +8,20 @@ from typing import Any
 import pandas as pd
 import pytest
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.report.figures.sources import Sources
+from capmoe_eval.report.figures.catalogue import get_figure
+from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
+from capmoe_eval.results.frames import pick
 from capmoe_eval.routing.registry import create_method
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.golden import drawn, figures, framed, read
+from tests.golden import BENCH, RESULTS, drawn, figures, framed, read
 from tests.golden.test_golden import differences
 from tests.records import calibrated, of_images, record_of
 from tests.report.figures import material
 from tests.report.figures.material import peaked, values
 from tests.report.figures.test_data import loads, of_layers
 
+from capmoe_methods.comparison import lost
 from capmoe_methods.figures import adaptive, macs, waste
 from capmoe_methods.figures.quality import pareto_front
 
@@ -66,17 +69,23 @@ def test_a_method_is_compared_at_equal_gamma_and_at_equal_loads() -> None:
         "MACS, ρ=0": [0],
     }
     assert "MMBench: nothing is drawn without the result that has no limit." in shown.notes
-    notes = {note.split(", less")[0]: note for note in shown.notes if note.startswith("MME: MACS")}
-    better, beyond = notes["MME: MACS, γ=0.5"], notes["MME: MACS, γ=2"]
-    assert "at equal γ +30.0 [" in better  # what the method claims
-    assert "at equal drops +0.0 [" in better  # half of γ=1, half of no limit
-    assert "an equally full expert +0.0 [" in better
-    assert "rank" not in better  # the curve ends at γ=1, and no limit knows no ranks
+    notes = {note.split(", points")[0]: note for note in shown.notes if "Token Drop's" in note}
+    fewer, beyond = notes["MME: MACS, γ=0.5"], notes["MME: MACS, γ=2"]
+    assert "at equal γ -30.0 [" in fewer  # 10 points lost, Token Drop 40: the sign of the axis
+    drops, bounded = (
+        pick(shown.results.cells, method=name, gamma=0.5, modality=None, reroute=reroute, rho=rho)
+        for name, reroute, rho in (("score", None, None), ("macs", "local", 1.0))
+    )
+    ends = lost(shown.results, drops, bounded, ["mme"])
+    assert "at equal γ {:+.1f} [{:+.1f}, {:+.1f}]".format(*ends) in fewer  # as on the page
+    assert "at equal drops +0.0 [" in fewer  # half of γ=1, half of no limit
+    assert "an equally full expert +0.0 [" in fewer
+    assert "rank" not in fewer  # the curve ends at γ=1, and no limit knows no ranks
     assert "at equal drops +0.0 [" in notes["MME: MACS without rerouting, γ=0.5"]
     assert "an equally full rank +0.0 [" in notes["MME: MACS without rerouting, γ=0.5"]
     assert beyond.count("[") == 1
     assert "at equal drops +0.0 [" in beyond
-    assert "at equal γ +40.0 [" in notes["MME: MACS, ρ=0, γ=0.5"]
+    assert "at equal γ -40.0 [" in notes["MME: MACS, ρ=0, γ=0.5"]
     assert len(macs.images_macs(of_macs(records)).axes) == 4
 
 
@@ -141,6 +150,17 @@ def test_the_committed_records_give_the_golden_figures() -> None:
     file = Path(__file__).with_name("figures.csv")
     assert differences(read(file), framed(figures("capmoe_methods"))) == []
     assert len(drawn(file)) == 11
+
+
+@pytest.mark.slow
+def test_token_drop_has_intervals_and_a_note_has_plans_of_another_task() -> None:
+    spec = get_figure("comparators_ranks")
+    sources = gather(spec, FigurePlans(("profile=zoo", f"results_dir={RESULTS}")), BENCH)
+    *questions, generation = spec(sources).axes[:4]
+    assert [len(axes.containers) for axes in questions] == [2] * len(questions)
+    assert len(generation.containers) == 1  # nobody asked Token Drop for answers on ranks
+    text = "trained tiny OLMoE 1.70 contiguous, 1.51 EPLB+8 planned on winogrande"
+    assert any(text in note for note in sources.notes)
 
 
 points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)

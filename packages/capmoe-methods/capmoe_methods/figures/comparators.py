@@ -46,8 +46,8 @@ _EVERY_LOAD: Final = tuple(
     f"{limit}{load}" for limit in ("", "unlimited_") for load in (*_BOUNDED, *_RANK)
 )
 _WORDS: Final = {
-    "multiples": "All panels have the same axes; lower and further left is better. Blue: the "
-    "method. Grey: Token Drop. Cross: no limit, the loads of the router alone."
+    "multiples": "Panels of a column have the same axes; lower and further left is better. Blue: "
+    "the method. Grey: Token Drop. Cross: no limit, the loads of the router alone."
 }
 
 
@@ -187,8 +187,8 @@ def _by_method(rows: pd.DataFrame) -> Figure:
 def ranks(sources: Sources) -> pd.DataFrame:
     """Return what budgets of ranks lose against the fullest rank, and balancing without loss.
 
-    Balancing, a row without points, is that of the figure's tasks; what was planned on another task
-    is left out.
+    Balancing, a row without points, is that of the figure's tasks, planned on the same task; notes
+    have what a plan on another task gives.
     """
     import pandas as pd
 
@@ -202,9 +202,11 @@ def ranks(sources: Sources) -> pd.DataFrame:
     balances = pd.DataFrame(read_evaluation(file)["balances"])
     names = {kind: name for kind, (name, _) in _LOSSLESS.items()}
     balances["line"] = balances["method"].str.partition("+")[0].map(names)
-    is_shown = balances["planned_on"].eq(balances["judged_on"]) & balances["line"].notna()
-    is_shown &= balances["model"].isin(sources.models) & balances["judged_on"].isin(sources.tasks)
-    balances = balances[is_shown & balances["method"].str.contains("+", regex=False)]
+    has_copies = balances["line"].notna() & balances["method"].str.contains("+", regex=False)
+    is_same = balances["planned_on"].eq(balances["judged_on"])
+    is_asked = balances["model"].isin(sources.models) & balances["judged_on"].isin(sources.tasks)
+    beside = balances[is_asked & (balances["method"].eq("contiguous") | has_copies & ~is_same)]
+    balances = balances[is_asked & has_copies & is_same]
     sides = [rows]
     for of, kind in _KINDS.items():
         same = balances[balances["of"] == of]
@@ -215,10 +217,21 @@ def ranks(sources: Sources) -> pd.DataFrame:
         if len(lines):
             sides.append(lines.reindex(columns=rows.columns).astype(rows.dtypes.to_dict()))
         # Only where there is a panel for it.
-        if len(lines) and rows["of"].str.startswith(kind).any():
+        panels = rows["model"][rows["of"].str.startswith(kind)]
+        if len(lines) and len(panels):
             judged = ", ".join(sorted(same["judged_on"].map(sources.tasks).unique()))
-            sources.notes.append(f"Balancing of {kind} was measured on {judged}.")
+            others = beside[(beside["of"] == of) & beside["model"].map(sources.models).isin(panels)]
+            text = f"Balancing of {kind} was planned and measured on {judged}."
+            sources.notes.append(f"{text} Not drawn: {'; '.join(_peaks(sources, others))}.")
     return pd.concat(sides, ignore_index=True)
+
+
+def _peaks(sources: Sources, balances: pd.DataFrame) -> Iterator[str]:
+    """Say what each model's fullest rank has without a plan, and with one of another task."""
+    for model, same in d.each(balances, "model"):
+        plans = (" planned on " + same["planned_on"]).where(same["line"].notna(), "")
+        ends = same["straggler"].map("{:.2f} ".format) + same["method"] + plans
+        yield f"{sources.models[model]} {', '.join(ends)}"
 
 
 @figure(
@@ -234,7 +247,7 @@ def comparators_ranks(rows: pd.DataFrame) -> Figure:
     over documents, against the highest load of a rank over the mean load, mean over forwards and
     layers. {multiples} Each rank bounds its own tokens. Of generation decode steps alone are
     bounded. Upright: the fullest rank with the experts replicated by EPLB (dashed) or LPLB
-    (dotted), one more slot a rank, which drops nothing.
+    (dotted), one more slot a rank, planned on other steps of the same task; nothing is dropped.
     """
     dashes = dict(_LOSSLESS.values())
     is_balanced = rows["line"].isin(dashes)
@@ -266,8 +279,8 @@ def _multiples(
         for load, axes in zip(loads, sides, strict=True):
             d.rule(axes, 0)
             for model, curve in d.each(drops.dropna(subset=load), "model"):
-                look = _REFERENCE | {"marker": markers[model]}
-                d.line(axes, curve.drop(columns=[*LOST[1:]]), load, "lost", _DROP, **look)
+                look = _REFERENCE | d.THIN | {"marker": markers[model]}
+                d.line(axes, curve, load, "lost", **look)
             unlimited = others if len(others) else drops
             before = unlimited.groupby("model", sort=False)[f"unlimited_{load}"].mean().dropna()
             axes.plot(before, [0.0] * len(before), **_NO_LIMIT, label="no limit")

@@ -62,10 +62,10 @@ def losses_and_loads(sources: Sources) -> pd.DataFrame:
         for label in _LINES[2:]:
             for cell, _ in points:
                 if label == cell["line"].iloc[0] and (
-                    parts := list(_better_by(results, cell, stock, drops))
+                    parts := list(_more_than_drop(results, cell, stock, drops))
                 ):
-                    name = f"{title}: {label}, γ={gamma_text(cell['gamma'].iloc[0])}"
-                    sources.notes.append(f"{name}, less Token Drop: {', '.join(parts)} points.")
+                    name = f"{title}: {label}, γ={gamma_text(cell['gamma'].iloc[0])}, points lost"
+                    sources.notes.append(f"{name} less Token Drop's: {', '.join(parts)}.")
     return pd.DataFrame(rows, columns=["task", "line", *_EQUAL, *LOST])
 
 
@@ -116,10 +116,10 @@ def _lines(cells: pd.DataFrame) -> pd.Series[str]:
     return lines.mask(cells["rho"] == 0, _LINES[4])
 
 
-def _better_by(
+def _more_than_drop(
     results: Results, cell: pd.DataFrame, stock: pd.DataFrame, drops: pd.DataFrame
 ) -> Iterator[str]:
-    """Say by how many points a cell is better than Token Drop at equal γ and equal loads.
+    """Say how many points more than Token Drop a cell loses at equal γ and equal loads.
 
     Token Drop at a load is interpolated between its two neighbouring γ; where no two are around it,
     there is nothing to say.
@@ -135,5 +135,6 @@ def _better_by(
             continue
         paired = paired_between(results, cell, points, nearness(value, values))
         if paired is not None:
-            effect, low, high = interval({"": 100 * paired.units})
+            # The task seeds the draws, so that a page has the same interval.
+            effect, low, high = interval({cell["task"].iloc[0]: 0.0 - 100 * paired.units})
             yield f"{words} {effect:+.1f} [{low:+.1f}, {high:+.1f}]"
