@@ -161,8 +161,8 @@ def _gains(study: Study) -> pd.DataFrame:
 def printed_speedup(row: pd.Series[Any]) -> float | None:
     """Return the speedup that the paper prints: in Figure 4 or 5 or, of Qwen3, in §5.2.
 
-    Figure 5 has one γ of each model. It has Mixtral twice: with one expert per GPU, and with
-    several.
+    Figure 5 has one γ of each model, of OLMoE also 0.5. It has Mixtral twice: with one expert per
+    GPU, and with several.
     """
     model, part, gamma = deployment(row["model"]), row["part"], row["gamma"]
     if model == "Qwen3":
@@ -210,10 +210,10 @@ def of_prefills(study: Study) -> pd.DataFrame:
 def fig5(rows: pd.DataFrame) -> Figure:
     """Speedup of the prefill of a model over the same model without a capacity: attention, norms,
     embeddings and head between its MoE layers; bars stand on 1. {spread} Dotted line: the first of
-    its MoE layers alone (fig4). What lies between the layers gains nothing, so a prefill should
-    gain less than its layers. A bar beyond its dotted line has other layers, with routings of their
-    own, whose fullest rank is relieved more than the first's; the data have the ideal of both.
-    Star: the paper's end-to-end speedup, printed for one γ of each model.
+    its MoE layers alone (fig4). What lies between the layers gains nothing, which brings a
+    prefill's speedup nearer to 1. The other layers have routings of their own, so that a bar may
+    also lie beyond its dotted line; the data have the ideal of both. Star: the paper's end-to-end
+    speedup; it also prints OLMoE at γ=0.5, and Mixtral with one expert per GPU and with several.
     """
     # The ideal is of the experts' time alone, not of what lies between the layers.
     return _speedup_bars(rows.drop(columns="ideal"), "method_name")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from capmoe_eval.errors import UsageError, reading, shown
 from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import BENCHMARKS
+from capmoe_eval.paper.printed import figure
 from pydantic_core import from_json
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ EVALUATIONS: Final = (
     *("forward", "generate", "decision", "suite", "placement", "permutation", "gpu", "server"),
 )
 """Every other benchmark; each writes ``<name>.json``, and its ``--help`` says what it measures."""
+FIGURE_1: Final = "figure 1"
+"""The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""
 DROPLESS: Final = "dropless"
 """The method that all others are compared with: no capacity."""
 EMULATED: Final = "emulated"
@@ -200,6 +203,7 @@ COLUMNS: Final = {
     "batch": "sequences over all ranks",
     "prompt": "tokens of each",
     "place": "the workload of the paper that it stands for",
+    "source": "of the routing: a peak, Figure 1 or a record",
     "peak": "the fullest expert's load over the mean",
     # of the part, the method and the phase
     "part": "layer, or prefill of a whole model",
@@ -254,7 +258,7 @@ def study_rows(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             of_point = {
                 **{name: point[name] for name in ("tokens_per_rank", "batch", "prompt")},
                 **{"point": place, "place": point.get("place") or ""},
-                "peak": routing["peak"],
+                **{"source": routing.get("source") or "", "peak": routing["peak"]},
             }
             for row in _of_point(point):
                 yield {**of_file, **of_run, **of_point, **row}
@@ -371,7 +375,11 @@ def circumstances(times: pd.DataFrame) -> Iterator[str]:
         if run["why"]:
             yield f"Sizes: {run['why'].rstrip('.')}."
         if run["loads_why"]:
-            yield f"Routing of {run['model']}: {run['loads_why'].rstrip('.')}."
+            text = f"Routing of {run['model']}: {run['loads_why'].rstrip('.')}"
+            if run["source"] == FIGURE_1:  # whose loads sum to more than the experts
+                highest = max(figure("fig1_load_svg_vector"))
+                text += f", divided by their mean: at most {run['peak']:.1f}, printed {highest:.1f}"
+            yield f"{text}."
         if run["link"]:
             # What follows the semicolon is of this one run, and in the numbers.
             yield f"The emulated exchange: {run['link'].partition('; ')[0]}."

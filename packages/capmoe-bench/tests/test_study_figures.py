@@ -49,6 +49,8 @@ def test_an_emulation_says_so_everywhere(name: str) -> None:
     description = describe(spec, study)
     assert "EMULATED" in description["title"]
     assert any(note.startswith("EMULATED:") for note in description["notes"])
+    peaks = "(Figure 1), divided by their mean: at most 5.6, printed 7.2."
+    assert any(note.endswith(peaks) for note in description["notes"])
     assert "{" not in description["title"] + description["caption"]
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.links import Link, balanced_link, emulated_link
 from capmoe_bench.ep.skew import logits_of_loads, peak_load, skewed_logits
-from capmoe_bench.ep.studies import FIGURE_1, ModelCase, Shape, StudyPlan, Workload, find_studies
+from capmoe_bench.ep.studies import ModelCase, Shape, StudyPlan, Workload, find_studies
 from capmoe_bench.ep.timing import TimedLayer, TimedPrefill, measured_link
 from capmoe_bench.rounds import (
     alternate,
@@ -37,7 +37,7 @@ from capmoe_bench.rounds import (
     say,
     write_file,
 )
-from capmoe_bench.timings import DROPLESS, STUDIES, STUDY_SCHEMA, Spread, study_rows
+from capmoe_bench.timings import DROPLESS, FIGURE_1, STUDIES, STUDY_SCHEMA, Spread, study_rows
 from capmoe_bench.timings import EMULATED as EMULATED_KIND
 
 Timing = dict[str, Any]

@@ -21,8 +21,6 @@ from pydantic.dataclasses import dataclass
 from capmoe_bench.timings import STUDIES
 
 _STRICT: Final = ConfigDict(extra="forbid")
-FIGURE_1: Final = "figure 1"
-"""The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class ModelCase:
     title: str  # as the paper's tables call it
     shape: str  # its layer, a key of ``SHAPES``
     ranks: Positive  # ranks that it is spread over
-    routing: str | None = None  # :data:`FIGURE_1`, the name of a record's model, or None
+    routing: str | None = None  # ``FIGURE_1`` of timings.py, the name of a record's model, or None
     peaks: tuple[float, ...] = ()  # without a routing: the fullest expert's load over the mean
     why: str = ""  # the reason for the loads
     share: float = 1.0  # of the study's batch; models whose tokens cost more get fewer
