@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PAPER_MODELS: Final = (
     *("OLMoE-Instruct", "DeepSeek-V2-Lite", "Qwen1.5-MoE-Chat", "Mixtral-8×7B-Instruct"),
 )
-"""What Figures 13 to 16, and 17 to 20, show in the paper: `profile.figures.models`, in order."""
+"""What Figures 13 to 16, 17, 19 and 20 show in the paper: `profile.figures.models`, in order."""
 _FEW: Final = 20
 """The numbers of more experts would run into each other."""
 

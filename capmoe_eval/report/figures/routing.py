@@ -132,7 +132,7 @@ def _by_layers(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-for _place, _model in enumerate(PAPER_MODELS):
+for _place, _model in enumerate((PAPER_MODELS[0], "DeepSeek-V2-Chat", *PAPER_MODELS[2:])):
     figure(
         f"Figure {17 + _place} (v1: {12 + _place})",
         "Dropped share of assignments by γ, layer by layer: {model}",
