@@ -38,7 +38,7 @@ from capmoe_eval.experiment.processes import of_submitit, process_rank
 
 DEBUG = "CAPMOE_DEBUG"
 """The environment variable with which every error is printed with its traceback."""
-INTERRUPTED: Final = "interrupted: finished cells are kept, the same command continues"
+INTERRUPTED: Final = "interrupted: finished cells are kept; run the same command again"
 """The line that a command ends with after Ctrl-C, SIGTERM or SIGHUP."""
 GRACE: Final = 3.0
 """Seconds after the first signal in which further signals are ignored."""
