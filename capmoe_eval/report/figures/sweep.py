@@ -58,7 +58,7 @@ def _gather(directory: Path) -> Sources:
 def by_gamma(sources: Sources) -> pd.DataFrame:
     """Return score, drops and fullest expert by γ: a row for each model, unit, setting and γ.
 
-    Tasks of a model and unit count equally. Without a limit γ is missing.
+    The tasks by which most of a model are drawn count equally. Without a limit γ is missing.
     """
     import pandas as pd
 
