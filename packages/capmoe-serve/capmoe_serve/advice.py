@@ -47,6 +47,8 @@ _CHANGE: Final = ("effect", "low", "high")
 _OWN_CHANGE: Final = ("own_effect", "own_low", "own_high")
 _OF_CAPACITIES: Final = ("gamma", "granularity", "pad_waste", "dropped_score")
 _OF_RECORDS: Final = (*_CHANGE, *_OWN_CHANGE, "documents", "tasks", "record_drop_rate")
+_PROMPTS: Final = ("unconstrained",)
+_GENERATED: Final = "gsm8k"  # the one of the tasks of Table 2 that has decode steps
 
 
 def advise(
@@ -91,9 +93,12 @@ def advise(
         slots = -(-(trace.n_experts + 1) // ranks)
     _check_deployment(trace.n_experts, ranks, slots, groups, nodes)
     records, doubts = of_shape(trace, records)
+    decodes = judging(trace)
+    if decodes != _PROMPTS:  # elsewhere no decode step was under the capacity, or could be
+        records = [record for record in records if record.load.decode_forwards]
     settings = trace_settings(trace, gammas, ranks, slots, groups=groups, nodes=nodes)
     if records:
-        settings = with_changes(settings, records, ranks)
+        settings = with_changes(settings, records, ranks, decodes)
     axis, chosen = axis_of(settings), choose(settings, at_most_points, at_least_speedup)
     settings["cost"], settings["is_on_front"] = cost(settings, axis), is_on_front(settings, axis)
     asked = []
@@ -133,6 +138,7 @@ def advise(
             model=trace.model,
             ranks=ranks,
             results=results,
+            decode=decodes[0],
         ),
         "files": {name: usage for name, (_, usage) in files.items()},
     }
@@ -331,8 +337,27 @@ def _shape_in_words(n_experts: int, top_k: int | None, layers: int) -> str:
     return f"{_counted(layers, 'MoE layer')} of {n_experts} experts{routed}"
 
 
-def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) -> pd.DataFrame:
+def judging(trace: Trace) -> tuple[str, ...]:
+    """Return which values of ``decode`` records can have to judge a trace, the best one first.
+
+    A capacity on decode steps costs much more than one on prompts alone. A trace that does not tell
+    its steps apart is judged as prompts.
+    """
+    if not trace.decode_steps:
+        return _PROMPTS
+    return ("only", "constrained") if trace.decode_steps == trace.n_steps else ("constrained",)
+
+
+def with_changes(
+    settings: pd.DataFrame,
+    records: Sequence[Record],
+    ranks: int,
+    decodes: Sequence[str] = _PROMPTS,
+) -> pd.DataFrame:
     """Return settings with their change of accuracy, where records over so many ranks have it.
+
+    Of the values ``decodes`` of their knob ``decode``, the first that a setting has records of is
+    taken.
 
     A record's capacity of each expert drops the same on every placement, that of a device does not:
     it is of the record's own placement, contiguous or EPLB's without copies, which its own
@@ -353,14 +378,16 @@ def with_changes(settings: pd.DataFrame, records: Sequence[Record], ranks: int) 
         if placement is None:
             continue
         knobs = {"granularity": row["granularity"], "placement": placement, "ep_size": ranks}
-        method = create_method(row["method"], row["gamma"], **knobs)
-        # What has no effect is not part of an identity, and would not be found with another value.
-        side = Side.model_validate({"ep_size": ranks} | method.identity())
-        cells = evidence.pick(side, model)
-        if paired := pair_cells(evidence.results, cells, baseline)[0].get(model):
-            pairs[place] = paired
-            settings.at[place, "tasks"] = tuple(sorted(paired))
-            settings.loc[place, "record_drop_rate"] = cells["drop_rate"].mean()
+        for decode in decodes:
+            method = create_method(row["method"], row["gamma"], decode=decode, **knobs)
+            # What has no effect is not part of an identity: no record has another value of it.
+            side = Side.model_validate({"ep_size": ranks} | method.identity())
+            cells = evidence.pick(side, model)
+            if paired := pair_cells(evidence.results, cells, baseline)[0].get(model):
+                pairs[place] = paired
+                settings.at[place, "tasks"] = tuple(sorted(paired))
+                settings.loc[place, "record_drop_rate"] = cells["drop_rate"].mean()
+                break
     compared = compared_tasks(settings)
     for place, paired in pairs.items():
         own = pooled({model: paired})
@@ -580,7 +607,14 @@ def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
     if trace.decode_S is None:
         lines.append(
             "Which steps are of prompts and which of decoding: the trace does not say, and all are "
-            "judged together."
+            "judged together. Losses are those of prompts; decode steps, where a capacity costs "
+            "much more, are not judged."
+        )
+    elif (decodes := judging(trace)) != _PROMPTS:
+        lines.append(
+            "What records say of a capacity on prompts alone: on decode steps it costs much more. "
+            f"Records of {_GENERATED} with decode={' or decode='.join(decodes)}, and of the "
+            "baseline, count."
         )
     if not is_measured.any():
         lines.append(
@@ -591,7 +625,7 @@ def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
     elif without := int((~has_records).sum()):
         lines.append(
             f"What the answers lose under {without} of the {len(capacities)} capacities, of which "
-            "no records were given."
+            "no records that count were given."
         )
     compared = set(compared_tasks(settings))
     if others := sorted(set(capacities["tasks"].explode().dropna()) - compared):
@@ -631,6 +665,7 @@ def commands(
     model: str | None,
     ranks: int,
     results: str,
+    decode: str,
 ) -> list[str]:
     """Return the commands that would measure what the answers lose, where nobody has.
 
@@ -660,6 +695,9 @@ def commands(
     swept = [f"gamma={','.join(map(gamma_text, gammas))}", "granularity=expert,device"]
     if (settings["placement"] == "EPLB").any():
         swept.append("placement=contiguous,eplb")
+    if decode not in _PROMPTS:
+        words.append(f"tasks={_GENERATED}")
+        swept.append(f"decode={decode}")
     swept = ["sweep", *words, "method=score", *swept, f"ep_size={ranks}"]
     return [
         shlex.join(["capmoe-eval", *command, f"results_dir={results}"])

@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from capmoe_eval.errors import writing
+from capmoe_eval.errors import shown, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import EXPERTS, PATH, POSITIVE, TOKENS, Parser
 from capmoe_eval.experiment.files import check_file, write_text
@@ -50,6 +50,8 @@ def add_trace_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup)
         ".json), a recording of SGLang (.pt, .csv, or a directory of its ranks' files), its counts "
         f"(.json); or {EXAMPLE}, the trace in this package",
     )
+    more: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    parser.add_argument("source", nargs="*", type=_another, **more)
     parser.add_argument(
         "--ranks", type=EXPERTS, help="expert-parallel ranks (default: the trace's)"
     )
@@ -64,6 +66,10 @@ def add_trace_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup)
         help=f"tokens of a step, where a trace has no steps (default: {STEP_TOKENS})",
     )
     parser.add_argument("--only", choices=KINDS, help="take the steps of one kind alone")
+
+
+def _another(word: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(f"={shown(word)}: one trace is taken; give its file alone")
 
 
 def _command(options: argparse.Namespace) -> int:
