@@ -93,8 +93,7 @@ def advise(
         slots = -(-(trace.n_experts + 1) // ranks)
     _check_deployment(trace.n_experts, ranks, slots, groups, nodes)
     records, doubts = of_shape(trace, records)
-    decodes = judging(trace)
-    if decodes != _PROMPTS:  # elsewhere no decode step was under the capacity, or could be
+    if (decodes := judging(trace)) != _PROMPTS:  # tasks without decode steps cannot judge them
         records = [record for record in records if record.load.decode_forwards]
     settings = trace_settings(trace, gammas, ranks, slots, groups=groups, nodes=nodes)
     if records:
@@ -132,13 +131,7 @@ def advise(
         "sentence": reason(settings, chosen, budget, at_least_speedup),
         "unknown": [*doubts, *unknown(settings, trace)],
         "commands": commands(
-            settings,
-            chosen,
-            at_least_speedup,
-            model=trace.model,
-            ranks=ranks,
-            results=results,
-            decode=decodes[0],
+            settings, chosen, at_least_speedup, trace, ranks=ranks, results=results
         ),
         "files": {name: usage for name, (_, usage) in files.items()},
     }
@@ -340,8 +333,7 @@ def _shape_in_words(n_experts: int, top_k: int | None, layers: int) -> str:
 def judging(trace: Trace) -> tuple[str, ...]:
     """Return which values of ``decode`` records can have to judge a trace, the best one first.
 
-    A capacity on decode steps costs much more than one on prompts alone. A trace that does not tell
-    its steps apart is judged as prompts.
+    A capacity on decode steps costs much more than one on prompts. Unknown steps count as prompts.
     """
     if not trace.decode_steps:
         return _PROMPTS
@@ -356,12 +348,10 @@ def with_changes(
 ) -> pd.DataFrame:
     """Return settings with their change of accuracy, where records over so many ranks have it.
 
-    Of the values ``decodes`` of their knob ``decode``, the first that a setting has records of is
-    taken.
-
     A record's capacity of each expert drops the same on every placement, that of a device does not:
     it is of the record's own placement, contiguous or EPLB's without copies, which its own
     calibration planned. No record has copies. All seeds of ``random`` are one side, as everywhere.
+    Of the values ``decodes`` of the knob, the first that a setting has records of is taken.
 
     Raises:
         UsageError: If no setting has records of all compared tasks.
@@ -606,15 +596,13 @@ def unknown(settings: pd.DataFrame, trace: Trace) -> list[str]:
         )
     if trace.decode_S is None:
         lines.append(
-            "Which steps are of prompts and which of decoding: the trace does not say, and all are "
-            "judged together. Losses are those of prompts; decode steps, where a capacity costs "
-            "much more, are not judged."
+            "Which steps are of prompts and which of decoding: the trace does not say. Losses are "
+            "those of prompts; decode steps, where a capacity costs much more, are not judged."
         )
     elif (decodes := judging(trace)) != _PROMPTS:
         lines.append(
-            "What records say of a capacity on prompts alone: on decode steps it costs much more. "
-            f"Records of {_GENERATED} with decode={' or decode='.join(decodes)}, and of the "
-            "baseline, count."
+            "What other records say of decode steps, which lose much more than prompts: records of "
+            f"{_GENERATED} with decode={' or decode='.join(decodes)} count, and the baseline's."
         )
     if not is_measured.any():
         lines.append(
@@ -661,11 +649,10 @@ def commands(
     settings: pd.DataFrame,
     chosen: int | None,
     at_least_speedup: float | None,
+    trace: Trace,
     *,
-    model: str | None,
     ranks: int,
     results: str,
-    decode: str,
 ) -> list[str]:
     """Return the commands that would measure what the answers lose, where nobody has.
 
@@ -688,16 +675,16 @@ def commands(
         gammas = [] if is_measured else sorted({*gammas, settings.loc[chosen, "gamma"]})
     if not gammas:
         return []
-    if model in options("model"):
-        words = [f"model={model}"]
+    if trace.model in options("model"):
+        words = [f"model={trace.model}"]
     else:
-        words = ["model=custom", f"model.name={model or 'NAME'}", "model.pretrained=PATH"]
+        words = ["model=custom", f"model.name={trace.model or 'NAME'}", "model.pretrained=PATH"]
     swept = [f"gamma={','.join(map(gamma_text, gammas))}", "granularity=expert,device"]
     if (settings["placement"] == "EPLB").any():
         swept.append("placement=contiguous,eplb")
-    if decode not in _PROMPTS:
+    if (decodes := judging(trace)) != _PROMPTS:
         words.append(f"tasks={_GENERATED}")
-        swept.append(f"decode={decode}")
+        swept.append(f"decode={decodes[0]}")
     swept = ["sweep", *words, "method=score", *swept, f"ep_size={ranks}"]
     return [
         shlex.join(["capmoe-eval", *command, f"results_dir={results}"])

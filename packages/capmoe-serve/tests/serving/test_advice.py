@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +243,8 @@ def write_record(
     layers: int = 2,
 ) -> None:
     """Write a record of the model ``made``, of whose documents so many are right."""
-    load = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
+    load: dict[str, Any] = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
+    load["decode_forwards"] = 9 if task == "gsm8k" else 0
     cell = records.cell(method, model="made", task=task)
     correct = [1] * right + [0] * (documents - right)
     shape = [records.layer([16, 8, 4, 4, *[0] * (experts - 4)])] * layers
@@ -354,6 +358,55 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
         model_records(tmp_path, "mad")
     with pytest.raises(UsageError, match=r"no whole record of model m\*; it has made"):
         model_records(tmp_path, "m*")
+
+
+DECODES = {("only", "gsm8k"): 20, ("constrained", "gsm8k"): 10, ("constrained", "piqa"): 30}
+"""Documents of 40 that are right at γ=1 by ``decode`` and task; with prompts alone all 30 are."""
+
+
+@NEEDS_METHODS
+@pytest.mark.parametrize(
+    ("kinds", "held", "effect", "decode", "line"),
+    [
+        (None, DECODES, 0.0, None, "Losses are those of prompts; decode steps"),
+        ("pppppp", DECODES, 0.0, None, ""),
+        ("dddddd", DECODES, -25.0, "only", "gsm8k with decode=only or decode=constrained count"),
+        ("dddddd", [*DECODES][1:], -50.0, "only", "gsm8k with decode=only or decode=constrained"),
+        ("dddddd", [], None, "only", "gsm8k with decode=only or decode=constrained count"),
+        ("pppddd", DECODES, -50.0, "constrained", "gsm8k with decode=constrained count"),
+        ("pppddd", [*DECODES][::2], None, "constrained", "gsm8k with decode=constrained count"),
+    ],
+)
+def test_the_kind_of_the_steps_decides_which_records_count(
+    kinds: str | None,
+    held: Iterable[tuple[str, str]],
+    effect: float | None,
+    decode: str | None,
+    line: str,
+    tmp_path: Path,
+) -> None:
+    score = partial(create_method, "score", 1.0, ep_size=4)
+    for task in ("gsm8k", "piqa"):
+        for method in (create_method("baseline"), score()):
+            write_record(tmp_path, method, 30, 40, task)
+    for value, task in held:
+        write_record(tmp_path, score(decode=value), DECODES[value, task], 40, task)
+    kind_S = None if kinds is None else np.array([*kinds]) == "d"
+    trace = dataclasses.replace(skewed(), decode_S=kind_S)
+    of_model = model_records(tmp_path, "made")
+    budget = {"at_least_speedup": 2.1, "at_most_points": 1.0}
+    advice, _ = advise(trace, (0.5, 1.0), ranks=4, records=of_model, **budget)
+    rows = {row["title"]: row for row in advice["settings"]}
+    assert (rows["score γ=1 per expert"]["effect"], advice["recommended"]) == (effect, None)
+    expected = ["gsm8k"] if decode else ["gsm8k", "piqa"]
+    assert advice["tasks"] == ([] if effect is None else expected)
+    # The commands measure what counts.
+    words = [f"decode={decode}", "tasks=gsm8k"] if decode else []
+    for command, part in zip(advice["commands"], (words[1:], words), strict=True):
+        assert sorted(re.findall("tasks=[^ ]+|decode=[^ ]+", command)) == part
+    about = [text for text in advice["unknown"] if "decode" in text]
+    assert len(about) == bool(line)
+    assert line in "".join(about)
 
 
 def swept_gammas(advice: dict[str, Any]) -> set[float]:

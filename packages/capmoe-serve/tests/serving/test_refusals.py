@@ -54,6 +54,7 @@ REFUSED = {
     "loads": {
         "": "required",
         "file": "not the name of a trace",
+        "traces/0.pt traces/flat.pt": "source=traces/flat.pt: one trace is taken; give its file",
         "record.json": "not the name of a trace",
         "vllm.csv": "no such file",
         "records": "recordings of SGLang (.pt, .csv); give the file of a trace",
