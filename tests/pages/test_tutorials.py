@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from capmoe_eval import load_frame
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 from pages import DOCS, ROOT
 from tests.nightly import nightly_but
@@ -97,6 +100,25 @@ def test_a_tutorial_runs(name: str, folder: Path) -> None:
 def test_an_example_runs(script: Path, folder: Path) -> None:
     printed = execute(f"python {script}", folder)
     assert len(re.findall(r"\d\.\d", printed)) >= 4, printed
+
+
+def test_methods_are_compared_on_whole_tasks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare = runpy.run_path(str(ROOT / "examples" / "compare_methods.py"))["main"]
+    whole = load_frame(str(ROOT / "results" / "zoo"))
+    monkeypatch.setitem(compare.__globals__, "load_frame", lambda _: whole)
+    compare()
+    printed = capsys.readouterr().out
+    limited = whole.assign(limit=4, value=0.0)
+    monkeypatch.setitem(
+        compare.__globals__, "load_frame", lambda _: pd.concat([whole, limited], ignore_index=True)
+    )
+    compare()
+    assert capsys.readouterr().out == printed
+    monkeypatch.setitem(compare.__globals__, "load_frame", lambda _: limited)
+    with pytest.raises(SystemExit, match="no task has all of these cells without a limit"):
+        compare()
 
 
 @pytest.mark.slow
