@@ -14,6 +14,8 @@ import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +120,8 @@ def method_source(method: Method) -> str | None:
     """Return a hash of the source files of a method, or None for a method of this suite.
 
     The files are the modules of its class, its base classes and its form of γ; of a module in a
-    package, all modules of the package. The hash is that of the first call, as is the code that a
-    process runs.
+    package, all modules of the package; of another module also what it imports from its directory.
+    The hash is that of the first call, as is the code that a process runs.
     """
     classes = {*type(method).__mro__, *type(method.factor).__mro__}
     return _hash_modules(frozenset(c.__module__ for c in classes))
@@ -134,13 +136,20 @@ def _hash_modules(names: frozenset[str]) -> str | None:
         is_ours = name.partition(".")[0] in ("capmoe_eval", *sys.stdlib_module_names)
         if not is_ours and file.is_file():  # neither of this suite nor of Python
             in_package = getattr(module, "__package__", None)
-            files.update(file.parent.rglob("*.py") if in_package else (file,))
-    if not files:
-        return None
+            files.update(file.parent.rglob("*.py") if in_package else _with_imported(file))
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: (file.name, file)):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:16] if files else None
+
+
+def _with_imported(file: Path) -> set[Path]:
+    """Return a file, and those that it imports from its own directory, which is a user's."""
+    installed = file.parent.name in ("site-packages", "dist-packages")
+    finder = ModuleFinder([] if installed else [str(file.parent)], excludes=["capmoe_eval"])
+    finder.run_script(str(file))
+    modules = map(vars, finder.modules.values())
+    return {Path(module["__file__"]) for module in modules if module["__file__"]}
 
 
 def hub_commit(documents: Any) -> str | None:
@@ -178,10 +187,8 @@ def described(device: torch.device) -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in ("capmoe-eval", *_LIBRARIES):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 

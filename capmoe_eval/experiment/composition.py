@@ -24,9 +24,9 @@ from omegaconf import DictConfig, OmegaConf
 from capmoe_eval.errors import UsageError, bad_choice, check_choice, first_line, shown
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.observation import observer_options
-from capmoe_eval.experiment.settings import GROUPS, check_words
+from capmoe_eval.experiment.settings import GROUPS, NAMES, check_words
 from capmoe_eval.routing.knobs import check, says
-from capmoe_eval.routing.registry import knobs
+from capmoe_eval.routing.registry import knobs, methods_with
 
 # ${capmoe.cache:name}, a directory in the user's cache.
 OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
@@ -207,7 +207,13 @@ def store_knobs() -> None:
     """Store the knobs of methods, the options of observers and their defaults as ``knobs``.
 
     ``conf/config.yaml`` begins with them, so that a method that a user registers brings its own.
+    A knob with the name of another key is a UsageError.
     """
+    for name in knobs().keys() & {*NAMES}:
+        raise UsageError(
+            f"{name}: this knob of method {', '.join(methods_with(name))} has the name of a key of "
+            "conf/config.yaml; give the knob another name"
+        )
     defaults = {name: knob.default for name, knob in {**knobs(), **observer_options()}.items()}
     ConfigStore.instance().store("knobs", defaults)
 

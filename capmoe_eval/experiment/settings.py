@@ -120,6 +120,8 @@ _OF_RUN: Final[Mapping[str, Any]] = {
 
 GROUPS: Final = ("model", "tasks", "experiment", "profile", "variant")
 """The groups of ``conf/``, of whose options a word ``group=option`` chooses one."""
+NAMES: Final = (*_OF_RUN, *CELL_FIELDS, *_SECTIONS, *GROUPS, "grid", "parts")
+"""The names of keys, groups and sections; a knob has none of them."""
 LISTS: Final = ("tasks", "layer_gammas")
 """The keys whose value may be a list."""
 TASK_DEFAULTS: Final = {
@@ -162,14 +164,12 @@ def check_words(words: Sequence[str]) -> None:
         if path is None or path[1] == "hydra":
             continue
         section = fields(path[1])
-        if not section and path[1] not in {*keys(), *GROUPS, "grid", "parts"}:
+        if not section and path[1] not in {*keys(), *NAMES}:
             for other in words:  # the key may be a knob of a method that is not there
                 if re.fullmatch(r"method=\w+(,\w+)*", other):
                     list(map(method_class, other.removeprefix("method=").split(",")))
             check_installed(path[1])
-            raise bad_choice(
-                "key", path[1], sorted({*keys(), *GROUPS, *_SECTIONS, "grid", "parts"})
-            )
+            raise bad_choice("key", path[1], sorted({*keys(), *NAMES}))
         field = path[3] if path[1] == "tasks" else path[2]
         if section and field and field not in section and path[1] != "profile":
             raise bad_choice(path[1], field, section)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from capmoe_eval.evaluation import provenance
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.routing import registry
 from capmoe_eval.routing.registry import ENTRY_POINTS, create_method
@@ -187,3 +188,36 @@ def test_the_code_of_a_method_is_its_module_or_package(
         if name != "score_and_order":
             of_suite = registry.METHODS[name].__module__.startswith("capmoe_eval.")
             assert (method_source(create_method(name, 1.0)) is None) == of_suite
+
+
+@pytest.mark.parametrize(
+    "imported", ["import torch, my_helper", "from my_helper import x; import torch"]
+)
+def test_the_code_of_a_method_has_the_modules_beside_it_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "METHODS", dict(registry.METHODS))
+    monkeypatch.delitem(sys.modules, "with_a_helper", raising=False)
+    text = METHOD.replace("import torch", imported)
+    (tmp_path / "with_a_helper.py").write_text(text, encoding="utf-8")
+    method = importlib.import_module("with_a_helper").ScoreAndOrder(gamma=1.0)
+    registry.knobs.cache_clear()
+    sources = []
+    files = ("my_helper", "import deeper"), ("deeper", "A = 1"), ("deeper", "A = 2"), ("other", "")
+    for name, content in files:
+        (tmp_path / f"{name}.py").write_text(content, encoding="utf-8")
+        provenance._hash_modules.cache_clear()
+        sources.append(method_source(method))
+    assert len(set(sources)) == 3  # "other" is not imported
+    assert sources[-1] == sources[-2]
+
+
+def test_a_knob_with_the_name_of_a_key_is_refused(tmp_path: Path) -> None:
+    install(tmp_path, METHOD.replace("order_weight:", "threads:"))
+    words = ("-m", "capmoe_eval", "run", "method=score_and_order", "model=tiny_olmoe", "plan=true")
+    (line,) = run(tmp_path, *words, status=2).splitlines()
+    assert line == (
+        "error: threads: this knob of method score_and_order has the name of a key of "
+        "conf/config.yaml; give the knob another name"
+    )
