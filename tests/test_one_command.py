@@ -79,9 +79,20 @@ def test_run_is_the_default_and_a_sweep_is_one_with_m(
     assert calls == [rest]
 
 
-def test_the_help_of_an_option_names_its_group() -> None:
-    with pytest.raises(UsageError, match="--help=obqa: is written tasks=obqa; see --help tasks"):
-        evaluation.usage("obqa")
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("obqa", "--help=obqa: is written tasks=obqa; see --help tasks"),
+        (
+            "table2",
+            "--help=table2: is written tasks=table2 or experiment=table2; see --help tasks "
+            "experiment",
+        ),
+    ],
+)
+def test_the_help_of_an_option_names_its_groups(option: str, line: str) -> None:
+    with pytest.raises(UsageError, match=f"^{line}$"):
+        evaluation.usage(option)
 
 
 @pytest.mark.parametrize(("word", "close"), [("tabel", "table"), ("swep", "sweep")])

@@ -18,7 +18,7 @@ from hydra_plugins.capmoe_sweeper import CellSweeper, sweep_jobs
 from tests.conftest import Shell
 
 WORDS = ("tasks=obqa", "limit=2", "model=tiny_olmoe", "ep_size=2", "batch_size=4", "gamma=1.0")
-SUBMITIT = importlib.util.find_spec("submitit") is not None
+LAUNCHERS = {"slurm": "submitit", "joblib": "joblib"}
 
 
 # Hydra's launcher, under a name that is no process's own: each job is composed and run by itself.
@@ -51,12 +51,15 @@ def test_a_job_that_fails_gives_its_status(shell: Shell) -> None:
     assert "1 finished, 1 missing" in out
 
 
-@pytest.mark.skipif(SUBMITIT, reason="hydra-submitit-launcher is installed")
-def test_slurm_without_its_launcher_says_how_to_install_it(shell: Shell) -> None:
-    status, _, err = shell("-m", "hydra/launcher=slurm", *WORDS)
+@pytest.mark.parametrize("extra", LAUNCHERS)
+def test_a_launcher_that_is_not_installed_says_how_to_install_it(shell: Shell, extra: str) -> None:
+    if importlib.util.find_spec(f"hydra_plugins.hydra_{LAUNCHERS[extra]}_launcher"):
+        pytest.skip("the launcher is installed")
+    status, _, err = shell("-m", f"hydra/launcher={extra}", *WORDS)
     assert status == 2
     assert err.count("\n") == 1
-    assert "pip install 'capmoe-eval[slurm]'" in err
+    assert f"needs hydra-{LAUNCHERS[extra]}-launcher" in err
+    assert f"pip install 'capmoe-eval[{extra}]'" in err
 
 
 def test_a_lost_job_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

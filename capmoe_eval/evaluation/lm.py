@@ -236,12 +236,9 @@ class CapmoeLM(HFLM):
                 raise unscorable(document, 0, self.max_length)
         self._asked = [d for d, of_text in zip(asked, windows, strict=True) for _ in of_text]
         precision, self.softmax_dtype = self.softmax_dtype, torch.float32
+        requested = [window for of_text in windows for window in of_text]
         try:
-            answers = iter(
-                self._loglikelihood_tokens(
-                    [window for of_text in windows for window in of_text], disable_tqdm=disable_tqdm
-                )
-            )
+            answers = iter(self._loglikelihood_tokens(requested, disable_tqdm=disable_tqdm))
         finally:
             self._asked, self.softmax_dtype = [], precision
         sums = [sum(next(answers)[0] for _ in of_text) for of_text in windows]
@@ -272,9 +269,8 @@ class CapmoeLM(HFLM):
                     group_by="gen_kwargs",
                     group_fn=lambda number: asked[number][1],
                 )
-                yield from order.get_batched(
-                    n=self.batch_size if self.shuffle is None else len(part)
-                )
+                most = self.batch_size if self.shuffle is None else len(part)
+                yield from order.get_batched(n=most)
 
         return self._answers(
             requests, of, batches(), lambda batch: plain(batch, True), disable_tqdm

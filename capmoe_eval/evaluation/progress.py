@@ -21,7 +21,7 @@ _NUMBERS = {"score", "±", "n", "effective γ", "dropped"}
 _LEGEND = (
     "effective γ: capacity over the mean load, a mean over layers and forwards; "
     "dropped: (token, expert) pairs that no expert computes; peak: load of the fullest expert over "
-    "the mean in any layer and forward, the highest, before → after drops"
+    "the mean in any layer and counted forward, the highest, before → after drops"
 )
 EVERY = 10.0
 """Seconds between two lines of a cell's progress where there is no terminal."""
@@ -138,8 +138,8 @@ class Progress:
         """Return a table in text of the first records: score, capacity, drop rate, peak load.
 
         ``effective γ`` is the applied capacity over the mean load, empty without a capacity.
-        ``peak`` is the highest load of an expert over the mean load, in any layer and forward,
-        before and after drops.
+        ``peak`` is the highest load of an expert over the mean load, in any layer and counted
+        forward, before and after drops.
         """
         records = self.records
         lines = [aligned([_row(record) for record in records], _NUMBERS)]

@@ -161,8 +161,7 @@ def _missing(plans: Sequence[CellPlan], progress: Progress) -> tuple[list[CellPl
     """
     absent: list[int] = []
     for number, plan in enumerate(plans):
-        record = None if plan.overwrite else finished_record(plan)
-        if record is None:
+        if plan.overwrite or (record := finished_record(plan)) is None:
             absent.append(number)
         else:
             progress.add(number, record)
@@ -410,12 +409,9 @@ def check_processes(plan: CellPlan) -> None:
 @contextmanager
 def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
     """Remove what killed processes left beside records and calibrations, and then this."""
-    models = {plan.path.parents[1] for plan in plans}
-    folders = sorted(
-        {plan.path.parent for plan in plans}
-        | models  # where packs are written
-        | {model / CALIBRATIONS for model in models}
-    )
+    tasks = {plan.path.parent for plan in plans}
+    models = {task.parent for task in tasks}  # where packs are written
+    folders = sorted(tasks | models | {model / CALIBRATIONS for model in models})
     tidy(folders)
     try:
         yield
@@ -523,8 +519,8 @@ def check_kept(plans: Sequence[CellPlan], missing: Collection[Path]) -> None:
         for setting, path in (*files.items(), ("log_samples=true", plan.samples)):
             if path is not None and plan.path not in missing and not path.exists():
                 raise UsageError(
-                    f"{setting}: {plan.cell} is finished, and nothing would be computed; add "
-                    "overwrite=true, or another results_dir="
+                    f"{setting}: {plan.cell} is finished without this file; add overwrite=true, or "
+                    "another results_dir=, or leave the cell out (tasks= of the others alone)"
                 )
         for of in plan.observers:
             check_writable(of.option, Path(getattr(of, of.option)))
@@ -703,27 +699,26 @@ def _generates(plan: CellPlan) -> bool:
     return any(part.OUTPUT_TYPE == "generate_until" for part in parts)
 
 
-def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> list[str]:
-    """Return a line for each setting that does less, or more, than its user may think.
+def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> Iterator[str]:
+    """Yield a line for each setting that does less, or more, than its user may think.
 
     These are a ``device_map`` without a GPU, and a limit, which is of each subtask of a task.
     """
     import torch
 
-    lines = [
-        f"device_map={device_map}: torch {torch.__version__} sees no GPU here; the model is "
-        "computed on the CPU"
-        for device_map in dict.fromkeys(p.device_map for p in plans)
-        if device_map is not None and not torch.accelerator.is_available()
-    ]
+    for device_map in dict.fromkeys(p.device_map for p in plans):
+        if device_map is not None and not torch.accelerator.is_available():
+            yield (
+                f"device_map={device_map}: torch {torch.__version__} sees no GPU here; the model "
+                "is computed on the CPU"
+            )
     for task, source, limit in dict.fromkeys((p.cell.task, p.source, p.cell.limit) for p in plans):
         parts = library.parts(task, source).values()
         if limit is not None and len(parts) > 1:
-            lines.append(
+            yield (
                 f"limit={limit}: of each of the {len(parts)} subtasks of {task.name}, which are "
                 f"{n_documents(parts, limit)} documents"
             )
-    return lines
 
 
 def n_documents(parts: Iterable[Any], limit: int | None) -> int:

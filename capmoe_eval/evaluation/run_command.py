@@ -73,11 +73,10 @@ def execute(plans: Sequence[CellPlan]) -> int:
     for cell, reason in done.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
     if done.failures:
-        print(
-            "The same command computes the failed cells again, and no others; CAPMOE_DEBUG=1 stops "
-            "at the first failure with its traceback.",
-            file=sys.stderr,
-        )
+        line = "CAPMOE_DEBUG=1 stops at the first failure with its traceback."
+        if not any(plan.overwrite for plan in plans):
+            line = f"The same command computes the failed cells again, and no others; {line}"
+        print(line, file=sys.stderr)
     if any(reason.startswith(EnforcementError.__name__) for _, reason in done.failures):
         print(
             "An invariant is broken: mend the method, or report it (docs/reference/errors.md).",
@@ -207,8 +206,11 @@ def usage(*topics: str) -> str:
         entries.append(("Methods (method=name)", "", _row("methods", ", ".join(method_names()))))
     elif "all" not in topics:
         for topic in topics:
-            for name in (name for name, choices in groups.items() if topic in choices):
-                raise UsageError(f"--help={topic}: is written {name}={topic}; see --help {name}")
+            if names := [name for name, choices in groups.items() if topic in choices]:
+                words = " or ".join(f"{name}={topic}" for name in names)
+                raise UsageError(
+                    f"--help={topic}: is written {words}; see --help {' '.join(names)}"
+                )
             check_choice("--help", topic, [name for _, name, _ in entries])
         texts = (text for topic in topics for _, name, text in entries if name == topic)
         return "\n".join(texts)

@@ -106,8 +106,7 @@ class TaskLibrary:
 
         Several commits are joined by ``+``; None if one is unknown.
         """
-        local = source.fingerprint(task.dataset)
-        if local is not None:
+        if (local := source.fingerprint(task.dataset)) is not None:
             return local
         tasks = self.parts(task, source).values()
         commits = list(dict.fromkeys(hub_commit(part.dataset) for part in tasks))
@@ -230,8 +229,7 @@ class _RootedFactory(TaskFactory):
         if self._dataset is not None and config.get("task") == self._name:
             dataset = config["dataset_path"] = self._dataset
         self._read.add(dataset)
-        directory = self._source.directory(dataset)
-        if directory is not None:
+        if (directory := self._source.directory(dataset)) is not None:
             config["dataset_path"] = str(directory)
             # datasets keys its cache by the directory's name and the files' names, so two roots
             # could be taken for one another: each content gets a cache of its own.

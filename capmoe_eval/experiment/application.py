@@ -288,10 +288,12 @@ def _hydra_line(error: Exception) -> str | None:
         group, _, option = missing.partition("/")
         if group == "hydra":
             group, _, option = missing.rpartition("/")
-        if group == "hydra/launcher" and option.startswith("submitit_"):
+        launcher = option.partition("_")[0]
+        extra = {"submitit": "slurm", "joblib": "joblib"}.get(launcher)
+        if group == "hydra/launcher" and extra:
             return (
-                f"{group}={option}: needs hydra-submitit-launcher, which is not installed; "
-                "pip install 'capmoe-eval[slurm]'"
+                f"{group}={option}: needs hydra-{launcher}-launcher, which is not installed; "
+                f"pip install 'capmoe-eval[{extra}]'"
             )
         choices = error.options or options(group)  # Hydra gives no options for one of several
         if not group or not choices:

@@ -225,12 +225,9 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
             )
 
     name, pretrained = (config.model.get(field) for field in ("name", "pretrained"))
-    if (
-        not any(word.lstrip("+").startswith("model.") for word in overrides)
-        or not isinstance(pretrained, str)
-        or name == "custom"
-        or name not in options("model")
-    ):
+    if not any(word.lstrip("+").startswith("model.") for word in overrides):
+        return
+    if not isinstance(pretrained, str) or name == "custom" or name not in options("model"):
         return
     # A path may be the local copy of a model of the hub; a record has the hash of its weights.
     weights = load_option("model", name).pretrained

@@ -115,12 +115,11 @@ def data_source(root: str | None, name: str | None = None, file: str | None = No
         if name not in (None, root):
             raise UsageError(f"data.name={name}: data.root={root} has its own name; leave it out")
         return DataSource(root, Path(root), own_task)
-    path = Path(root).expanduser()
+    path = Path(root).expanduser().resolve()
     if not path.is_dir():
         raise UsageError(
             f"data.root={root}: no such directory; give one in hub layout, "
             f"{', '.join(EMBEDDED)}, or null for the hub"
         )
-    path = path.resolve()
     default_name = f"local-{path.name}" if path.name == HUB or is_embedded(path.name) else path.name
     return DataSource(name or default_name, path, own_task)

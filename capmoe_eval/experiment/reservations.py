@@ -59,8 +59,7 @@ class Reservation:
 def release_all() -> None:
     """Release what this process holds."""
     for reservation in list(Reservation.held):
-        with reservation:
-            pass
+        reservation.__exit__()
 
 
 def holder_of(record: Path) -> str | None:

@@ -191,8 +191,7 @@ def create_method(name: str, gamma: object = None, **settings: Any) -> Method:
     fields = {knob: value for knob, value in values.items() if knob in method_knobs}
     if "gamma" in method_knobs:
         fields["gamma"] = parse_factor(gamma, values)
-        return method(**fields).canonical()
-    for form in factor_forms():  # a number is without effect
+    for form in () if "gamma" in fields else factor_forms():  # a number is without effect
         keyword = gamma if gamma == form.keyword is not None else None
         for knob, value in (("gamma", keyword), (form.selector, values.get(form.selector))):
             if value is not None:

@@ -19,6 +19,7 @@ from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.evaluation import evaluate as evaluation
 from capmoe_eval.evaluation import loading
 from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.run_command import execute
 from capmoe_eval.experiment.cell import Cell, ModelId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.results import record_paths
@@ -110,6 +111,18 @@ def test_a_failed_cell_does_not_stop_the_others(
     assert run(grid(tmp_path)).computed == 1
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_same_command_computes_failed_cells_alone_unless_it_overwrites(
+    tmp_path: Path, wrap: Any, capsys: pytest.CaptureFixture[str], overwrite: bool
+) -> None:
+    wrap(loading, "load_lm", fail_with(RuntimeError("boom")))
+    cell = dataclasses.replace(plan(tmp_path, "score"), overwrite=overwrite)
+    assert execute([cell]) == 1
+    lines = capsys.readouterr().err
+    assert "CAPMOE_DEBUG=1 stops at the first failure" in lines
+    assert ("The same command computes the failed cells again" in lines) != overwrite
+
+
 class UncompletedJobError(RuntimeError):
     """Submitit raises it from a signal's handler; the next cell would run into the limit."""
 
@@ -174,5 +187,8 @@ def test_samples_are_kept_beside_the_record(tmp_path: Path) -> None:
     assert record_paths(tmp_path) == [plan.path], "no reader takes them for a record"
     run([plan])
     plan.samples.unlink()
-    with pytest.raises(UsageError, match=r"^log_samples=true: .* is finished.*overwrite=true"):
-        run([plan])
+    missing = records.planned(*words[:1], "tasks=piqa", *words[2:], f"results_dir={tmp_path}")
+    line = r"^log_samples=true: .* obqa .* is finished without this file; .*tasks= of the others"
+    for plans in ([plan], [plan, *missing]):
+        with pytest.raises(UsageError, match=line):
+            run(plans)
