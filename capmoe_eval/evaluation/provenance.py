@@ -119,8 +119,8 @@ def reader_hash(reader: Any) -> str:
 def method_source(method: Method) -> str | None:
     """Return a hash of the source files of a method, or None for a method of this suite.
 
-    The files are the modules of its class, its base classes and its form of γ; of a module in a
-    package, all modules of the package; of another module also what it imports from its directory.
+    The files are the modules of its class, its base classes and its form of γ. Of a module in a
+    package they are all modules of the package; another brings what it imports from its directory.
     The hash is that of the first call, as is the code that a process runs.
     """
     classes = {*type(method).__mro__, *type(method.factor).__mro__}
