@@ -44,23 +44,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     def command() -> int:
-        root = Path(options.place.removeprefix(_KEY))
         if options.export is not None:
             raise UsageError(
                 "--lm-eval and --parquet: are of the command export; write capmoe-eval export "
                 "results_dir=DIR --lm-eval OUT, or --parquet FILE"
             )
-        if not options.place.startswith(_KEY) or not record_paths(root):
-            raise UsageError(
-                f"{shown(options.place)}: no results directory with records; name one with "
-                "results_dir=DIR"
-            )
-        packs = unpack(root) if options.unpack else pack(root)
-        done = "unpacked" if options.unpack else "packed"
+        root = directory_of(options.place)
+        packs, done = (unpack(root), "unpacked") if options.unpack else (pack(root), "packed")
         print(f"{len(packs)} files {done}; {len(record_paths(root))} records in {root}")
         return 0
 
     sys.exit(run_command(command))
+
+
+def directory_of(word: str) -> Path:
+    """Return the directory of ``results_dir=DIR``; UsageError for another word or no record."""
+    root = Path(word.removeprefix(_KEY))
+    if not word.startswith(_KEY) or not record_paths(root):
+        line = "no results directory with records; name one with results_dir=DIR"
+        raise UsageError(f"{shown(word)}: {line}")
+    return root
 
 
 def pack(root: Path, least: int = 1, say: Callable[[str], None] = print_warning) -> list[Path]:

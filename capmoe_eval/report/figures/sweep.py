@@ -81,14 +81,12 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
     parts = []
     for (model, unit), same in d.each(cells[~without], ["model", "unit"]):
         settings = same.groupby(["line", "gamma"], dropna=False)["task"].agg(frozenset)
-        shown = max(
-            settings, key=lambda tasks: len(tasks) * sum(tasks <= other for other in settings)
-        )
-        tasks = {task: task for task in same["task"] if task in shown}
-        if fewer := ", ".join(dict.fromkeys(task for task in same["task"] if task not in shown)):
+        drawn = max(settings, key=lambda of: len(of) * sum(of <= other for other in settings))
+        tasks = {task: task for task in same["task"] if task in drawn}
+        if fewer := ", ".join(dict.fromkeys(task for task in same["task"] if task not in drawn)):
             sources.notes.append(f"Left out of {model}, as few settings have them: {fewer}.")
         loads = {name: name for name in (*_LOADS, "n")}
-        means = over_tasks(same[same["task"].isin(shown)], tasks, ["line", "gamma"], **loads)
+        means = over_tasks(same[same["task"].isin(drawn)], tasks, ["line", "gamma"], **loads)
         means = means.assign(model=model, unit=unit, tasks=", ".join(tasks))
         means = whole(means, sources.notes, _named)
         means[["score", "stderr"]] /= 100

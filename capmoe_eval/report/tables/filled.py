@@ -105,7 +105,7 @@ def _results_table(
     """Return a table filled with the finished records of its experiment."""
     from capmoe_eval.results.frames import results_of
 
-    slots = _slots(config, layout)
+    slots, root = _slots(config, layout), plans[0].root
     layout = _as_planned(layout, slots, plans)
     records, notes = finished(plans)
     results = results_of(records, layout.metrics)
@@ -121,20 +121,19 @@ def _results_table(
         note = f"Documents are those of {local}, a directory (data.root), in commands {DIRECTORY}."
         filled.attrs["notes"].append(note)
     asked = {(p.cell.model.name, p.cell.task.name, *_setting(p.cell.method)) for p in plans}
-    own = (slot.key for slot in slots if slot.key not in options("model"))
-    cells = [record.cell for name in own for record in read_results(plans[0].root, [], name)]
+    of_tasks = sorted({key[:2] for key in asked if key[0] not in options("model")})
+    cells = [record.cell for names in of_tasks for record in read_results(root, [], *names)]
     similar = [c for c in cells if (c.model.name, c.task.name, *_setting(c.method)) in asked]
     if n := len({cell.digest for cell in similar} - read):
-        note = f"Left out: {n} of other settings; `capmoe-eval table {plans[0].root}` shows all."
+        note = f"Left out: {n} of other settings; `capmoe-eval table {root}` shows all."
         filled.attrs["notes"].append(note)
-    others = (place for slot in slots for place in record_places(plans[0].root, slot.key))
-    if not records and (other := next(others, None)) is not None:  # a walk over all records
-        place, words = other[1], other_sources(absent, plans[0].root)
-        text = f"documents ({words})" if words else "settings"
-        line = (
+    others = (place for slot in slots for _, place in record_places(root, slot.key))
+    if not records and (place := next(others, None)) is not None:  # a walk over all records
+        text = f"documents ({words})" if (words := other_sources(absent, root)) else "settings"
+        note = (
             f"{place} has records of other {text}; `capmoe-eval table {place}` shows all of them."
         )
-        filled.attrs["notes"].append(line)
+        filled.attrs["notes"].append(note)
     if (backend := str(config.backend)) != "transformers":
         filled.attrs["name"] += f"_{backend}"
         filled.attrs["caption"] += f" Evaluated in the steps of an engine (backend={backend})."

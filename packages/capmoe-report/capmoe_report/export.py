@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Final
 
 from capmoe_eval import load_frame
 from capmoe_eval.errors import UsageError, shown, writing
@@ -15,9 +14,8 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser
 from capmoe_eval.experiment.files import check_file, check_writable, whole_file, write_text
 from capmoe_eval.experiment.reservations import print_warning
-from capmoe_eval.experiment.results import read_results, record_paths
-
-_KEY: Final = "results_dir="
+from capmoe_eval.experiment.results import read_results
+from capmoe_eval.results.packing import directory_of
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,12 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     def command() -> int:
-        root, directory = Path(options.place.removeprefix(_KEY)), options.lm_eval
-        if not options.place.startswith(_KEY) or not record_paths(root):
-            raise UsageError(
-                f"{shown(options.place)}: no results directory with records; name one with "
-                "results_dir=DIR"
-            )
+        root, directory = directory_of(options.place), options.lm_eval
         if directory is None and options.parquet is None:
             raise UsageError("export: names nothing to write; add --lm-eval OUT or --parquet FILE")
         if directory is not None:

@@ -161,8 +161,8 @@ def test_what_tasks_share_divides_the_rows_of_a_directory(command: Command) -> N
     """Numbers of two settings stood in one row, and in its mean, if they shared no task."""
     words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "results_dir=sweeps"]
     words += ["method=score", "gamma=1.0"]
-    for task, own in (("obqa", "ep_size=8"), ("piqa", "ep_size=2"), ("rte", "limit=8")):
-        write_all(planned(*words, f"tasks={task}", own), graded)
+    for task, setting in (("obqa", "ep_size=8"), ("piqa", "ep_size=2"), ("rte", "limit=8")):
+        write_all(planned(*words, f"tasks={task}", setting), graded)
     assert command("sweeps")[0] == 0
     table = pd.read_csv("reports/sweeps/sweep.csv").dropna(subset="value")
     settings = table.groupby("column")["Settings"].first()
@@ -173,8 +173,8 @@ def test_records_of_ones_own_model_that_a_table_leaves_out_are_counted(command: 
     """It showed one of several settings without a word."""
     words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "results_dir=sweeps"]
     grid = ["tasks=obqa", "grid.method=[baseline,score]"]
-    for own in ("ep_size=2", "ep_size=4", "limit=8"):
-        write_all(planned("experiment=table2", *words, *grid, own), graded)
+    for setting in ("ep_size=2", "ep_size=4", "limit=8"):
+        write_all(planned("experiment=table2", *words, *grid, setting), graded)
     write_all(planned(*words, "tasks=obqa", "method=order", "gamma=1.0", "ep_size=8"), graded)
     _, out, _ = command("table2", *words, *grid, "ep_size=2")
     assert "Left out: 3 of other settings;" in out  # of two methods, and one baseline
