@@ -17,7 +17,7 @@ from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, read_data, write_text
 from capmoe_eval.experiment.results import LOCAL, read_results, record_places
 
-from capmoe_report.evidence import evidence_of, models_of, no_model_of
+from capmoe_report.evidence import evidence_of, limit_notes, models_of, no_model_of
 from capmoe_report.judge import IN_PRINT, judge, paper_claims
 from capmoe_report.verdicts import JudgedClaim, VerdictFile
 
@@ -63,20 +63,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         of_profile = models_of(config.profile, counts)
         if counts and not of_profile:
             raise no_model_of(profile, results, counts)
-        for line in broken:
-            print(f"left out: {line}", file=sys.stderr)
-        for name in sorted(counts.keys() - of_profile):
-            line = f"left out: the records of {name} ({counts[name]}), no model of the profile"
-            print(line, file=sys.stderr)
+        notes = [f"left out: {line}" for line in broken]
+        notes += [
+            f"left out: the records of {name} ({counts[name]}), no model of the profile"
+            for name in sorted(counts.keys() - of_profile)
+        ]
         records = [record for record in records if record.model in of_profile]
-        evidence = evidence_of(profile, records, bench=bench, broken=tuple(broken))
+        evidence = evidence_of(profile, records, bench=bench)
         n_cells = len(evidence.results.cells)
+        notes += limit_notes(evidence.cells) if n_cells else []
+        for note in notes:
+            print(note, file=sys.stderr)
         judged = judge(evidence, paper_claims())
         ledger = VerdictFile(
             profile=profile,
             models=evidence.models,
             records=n_cells,
-            notes=evidence.broken,
+            notes=tuple(notes),
             claims=judged,
         )
         path = folder / LEDGER

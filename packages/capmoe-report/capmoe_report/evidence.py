@@ -112,7 +112,6 @@ class Evidence:
 
     profile: str
     results: Results = field(default_factory=lambda: results_of([]))
-    broken: tuple[str, ...] = ()  # one line for each file that is no whole record
     trainings: pd.DataFrame = field(default_factory=lambda: trainings_of([]))  # of several seeds
     bench: Bench = field(default_factory=Bench)
     pooled: frozenset[str] = frozenset()  # models of contrasts that name none; all if it is empty
@@ -428,6 +427,13 @@ def idle_notes(losses: pd.DataFrame) -> list[str]:
         idle += [f"{task} of {model} ({loss:.1f})" for task, loss in alone]
     reason = f"with all experts disabled they lose less than {NEEDED:g} points on the dev sets"
     return [f"left out of contrasts of several tasks: {', '.join(idle)}; {reason}"] if idle else []
+
+
+def limit_notes(cells: pd.DataFrame) -> list[str]:
+    """Return a remark on each model that is judged by a part of each task's documents."""
+    limits = cells.dropna(subset=["limit"]).groupby("model")["limit"].first()
+    words = "is judged by the first documents of each task alone"
+    return [f"{model} {words} (limit={limit:g})" for model, limit in limits.items()]
 
 
 def _of_families(losses: pd.DataFrame) -> pd.Series[float]:

@@ -188,7 +188,7 @@ class VerdictFile(BaseModel, frozen=True):
     models: tuple[str, ...] = ()
     records: int = 0  # number of finished evaluations
     missing: int = 0  # number of evaluations that are not finished
-    notes: tuple[str, ...] = ()  # on the models, and on files that could not be read
+    notes: tuple[str, ...] = ()  # on the models, their limits, and what is left out
     level: float = 0.0  # family-wise error rate within a claim
     # Each with its points, the printed cells behind it and the claims that it judges.
     margins: tuple[Mapping[str, Any], ...] = ()

@@ -23,7 +23,7 @@ def test_the_command_writes_the_same_bytes_twice_and_names_what_is_no_record(
 ) -> None:
     results, folder = tmp_path / "results/zoo", tmp_path / "reports/zoo"
     for method, gamma in (("baseline", None), ("score", 1.0), ("random", 1.0)):
-        record(method, gamma, root=results).write()
+        record(method, gamma, root=results, cell={"limit": 4}).write()
     next(results.rglob("score*.json")).with_name("cut.json").write_text("{")
     arguments = ["profile=zoo", f"results_dir={results}", "--out", str(tmp_path / "reports")]
     assert run(*arguments) == 0
@@ -34,8 +34,11 @@ def test_the_command_writes_the_same_bytes_twice_and_names_what_is_no_record(
     out, err = capsys.readouterr()
     assert "3 records of profile zoo" in out
     content = json.loads(first["claims.json"])
-    (line,) = content["notes"]
+    (line, of_limit) = content["notes"]
     assert "cut.json: not a whole record" in line
+    part = "zoo_olmoe is judged by the first documents of each task alone (limit=4)"
+    assert of_limit == part
+    assert part in err
     assert "cut.json" in err
     assert len(content["claims"]) == len(paper_claims())
     # Records are named as seen from the file.
