@@ -103,7 +103,9 @@ class Target:
     def shown(self, value: float) -> str:
         """Return a value in the target's unit."""
         if self.unit == "share":
-            return f"{100 * value:.2f}\u00a0%"
+            # Two decimals; where they would be 0.00, two significant digits.
+            digits = ".2g" if 0 < value < 0.5e-4 else ".2f"
+            return f"{100 * value:{digits}}\u00a0%"
         digits = {"×": ".3f", "s": ".2f"}.get(self.unit, "g")
         return f"{value:{digits}}\u00a0{self.unit}".rstrip()
 

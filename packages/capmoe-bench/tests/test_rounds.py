@@ -59,6 +59,23 @@ def test_a_target_is_met_by_its_median() -> None:
     assert Target.of("t", "", [1.0]).met is None
 
 
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [
+        ("share", 0.12345, "12.35 %"),
+        ("share", 0.0, "0.00 %"),
+        ("share", 0.00003456, "0.0035 %"),
+        ("share", 0.00005, "0.01 %"),
+        ("×", 1.23456, "1.235 ×"),
+        ("s", 1.23456, "1.23 s"),
+        ("", 7.0, "7"),
+    ],
+)
+def test_a_value_has_the_digits_of_its_unit(unit: str, value: float, text: str) -> None:
+    target = Target.of("t", "", [value], unit=unit)
+    assert target.shown(value).replace("\u00a0", " ") == text
+
+
 def test_a_miss_is_written_and_is_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
