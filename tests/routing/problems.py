@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing import definition
 from capmoe_eval.routing.decision import Assignment, LayerContext, Scores, TokenGroups, group_tokens
+from capmoe_eval.routing.definition import RoutedTokens
 from capmoe_eval.routing.knobs import LARGEST, Knob, declared_knobs
 from capmoe_eval.routing.method import Combining, Method
 from capmoe_eval.routing.registry import create_method, method_class, placements
-from tests.routing.reference import Problem, import_definitions
+from tests.routing.reference import Pair, Problem, assign_reference, has_loops
+from tests.satellites import HAS_METHODS
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, math.inf]
 # On them depends which tokens count, and what a kept pair weighs: no decision.
@@ -39,6 +44,13 @@ def calibration(kind: str) -> Callable[[_M], _M]:
         return measure
 
     return register
+
+
+@functools.cache
+def _import_calibrations() -> None:
+    """Import the calibrations of the methods of other papers, where these are installed."""
+    if HAS_METHODS:
+        importlib.import_module("drawn_calibrations")
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class Case:
         kind = self.method.calibration
         if kind is None:
             return None
-        import_definitions()
+        _import_calibrations()
         generator = torch.Generator().manual_seed(self.seed)
         return _CALIBRATIONS[kind](self.method, self.n_experts, generator)
 
@@ -102,6 +114,54 @@ class Case:
         }
         return context(self.method, self.scores, self.groups, **settings | knobs)
 
+    def reference(self, stream: tuple[int, int] = (0, 0)) -> set[Pair]:
+        """Return the pairs that are kept by loops, or by the definition of a method without any.
+
+        The definition is that of the invariants, which shares no function with the decision.
+        """
+        if has_loops(self.method):
+            return assign_reference(self.problem(stream), self.method)
+        kept_TE = self.method.kept_pairs(self.tokens(stream))
+        assert kept_TE is not None, f"{self.method.name} has no definition: write one"
+        return {(token, expert) for token, expert in np.argwhere(kept_TE).tolist()}
+
+    def tokens(self, stream: tuple[int, int] = (0, 0)) -> RoutedTokens:
+        """Return the tokens of the case, with groups and capacities from its mask alone."""
+        method, counted_BS = self.method, self.counted_BS.numpy()
+        sequence_T = np.nonzero(counted_BS)[0]
+        group_T, rank_T = definition.capacity_groups(
+            sequence_T, len(counted_BS), ep_size=method.ep_size, scope=method.scope
+        )
+        scores, eligible_TE = self.scores, self.scores.eligible_TE
+        if eligible_TE is None:
+            eligible_TE = torch.ones_like(scores.score_TE, dtype=torch.bool)
+        calibrated = None if self.calibrated is None else self.calibrated.numpy()
+        placed_RN = calibrated if method.is_placed else None
+        rank_E = definition.expert_ranks(self.n_experts, method.ep_size, placed_RN)
+        limit_G = None
+        if method.bounds_pairs:
+            sizes = {"top_k": self.top_k, "n_experts": self.n_experts}
+            gamma = method.factor.uniform
+            limit_G = definition.limits(method, gamma, np.bincount(group_T), **sizes)
+        return RoutedTokens(
+            *stream,
+            score_TE=scores.score_TE.numpy(),
+            ranking_TE=scores.ranking_TE.numpy(),
+            eligible_TE=eligible_TE.numpy(),
+            topk_TK=scores.topk_TK.numpy(),
+            weight_TK=scores.score_TE.gather(1, scores.topk_TK).double().numpy(),
+            group_T=group_T,
+            rank_T=rank_T,
+            rank_E=rank_E,
+            unit_E=rank_E if method.granularity == "device" else np.arange(self.n_experts),
+            limit_G=limit_G,
+            image_T=self.image_T.numpy(),
+            hidden_TH=self.hidden_TH.numpy(),
+            calibrated=calibrated,
+            # A method that is the stock router's may leave its decision open.
+            details=None if method.canonical().is_stock else decide(self, stream).details,
+        )
+
     def problem(self, stream: tuple[int, int] = (0, 0)) -> Problem:
         """Return the case as lists."""
         score_TE = self.scores.score_TE
@@ -119,7 +179,6 @@ class Case:
             rank=self.groups.rank_T.tolist(),
             random=[] if random_TE is None else random_TE.tolist(),
             image=self.image_T.tolist(),
-            hidden=self.hidden_TH.tolist(),
             calibrated=None if calibrated is None else calibrated.tolist(),
         )
 

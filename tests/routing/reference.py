@@ -1,14 +1,11 @@
 """Define the methods of the paper with loops; the tests compare the tensor code with it.
 
 It works on Python lists, so that a definition depends on no behaviour of a tensor library (ties,
-sorting, precision). ``packages/capmoe-methods/tests/definitions.py`` registers those of the methods
-of other papers.
+sorting, precision).
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +17,6 @@ from capmoe_eval.routing.methods.baseline import Baseline, ExpertDrop
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.token_drop import DropMetric
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
-from tests.satellites import HAS_METHODS
 
 Pair = tuple[int, int]  # (token, expert)
 Order = Callable[[Pair], float]  # of two pairs that with the smaller number is kept first
@@ -42,7 +38,6 @@ class Problem:
     rank: Sequence[int]  # emulated rank of each token
     random: Sequence[Sequence[int]]  # a random number per pair, for random
     image: Sequence[bool]  # True for a token of an image
-    hidden: Sequence[Sequence[float]]  # the router's input
     calibrated: Any = None  # what a calibration measured of the layer, as lists
 
     @property
@@ -66,19 +61,15 @@ def definition(*methods: type[Method]) -> Callable[[_D], _D]:
     return register
 
 
-@functools.cache
-def import_definitions() -> None:
-    """Import the definitions of the methods of other papers, where these are installed."""
-    if HAS_METHODS:
-        importlib.import_module("definitions")
+def has_loops(method: Method) -> bool:
+    """Return whether the method is one of the paper, whose definition is here."""
+    return any(kind in DEFINITIONS for kind in type(method).__mro__)
 
 
 def assign_reference(problem: Problem, method: Method) -> set[Pair]:
     """Return the kept (token, expert) pairs."""
-    import_definitions()
-    kinds = [kind for kind in type(method).__mro__ if kind in DEFINITIONS]
-    assert kinds, f"{method.name} has no definition: write one beside that of others"
-    return DEFINITIONS[kinds[0]](problem, method)
+    kind = next(kind for kind in type(method).__mro__ if kind in DEFINITIONS)
+    return DEFINITIONS[kind](problem, method)
 
 
 @definition(Baseline)

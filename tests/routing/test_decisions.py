@@ -16,53 +16,16 @@ from hypothesis import strategies as st
 from capmoe_eval.routing import definition
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.decision import Scores
-from capmoe_eval.routing.definition import RoutedTokens
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.token_drop import RandomDrop, TokenDrop
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
 from capmoe_eval.routing.registry import method_names
-from tests.routing.problems import GAMMAS, Case, assign, cases, decide, kept_pairs, one_group
+from tests.routing.problems import GAMMAS, assign, cases, decide, kept_pairs, one_group
 from tests.routing.reference import assign_reference
 
 METHODS = method_names()
 STREAMS = st.tuples(st.integers(0, 3), st.integers(0, 3))
 FIRST = ("image_first", "text_first")
-
-
-def routed_tokens(case: Case, stream: tuple[int, int]) -> RoutedTokens:
-    """The tokens of a random problem, with groups and capacities from its mask alone."""
-    method, counted_BS = case.method, case.counted_BS.numpy()
-    sequence_T = np.nonzero(counted_BS)[0]
-    group_T, rank_T = definition.capacity_groups(
-        sequence_T, len(counted_BS), ep_size=method.ep_size, scope=method.scope
-    )
-    score_TE = case.scores.score_TE.numpy()
-    eligible_TE, calibrated = case.scores.eligible_TE, case.calibrated
-    calibrated = None if calibrated is None else calibrated.numpy()
-    by_device, placed_RN = method.granularity == "device", calibrated if method.is_placed else None
-    rank_E = definition.expert_ranks(case.n_experts, method.ep_size, placed_RN)
-    limit_G = None
-    if method.bounds_pairs:
-        sizes = {"top_k": case.top_k, "n_experts": case.n_experts}
-        gamma = method.factor.uniform
-        limit_G = definition.limits(method, gamma, np.bincount(group_T), **sizes)
-    return RoutedTokens(
-        *stream,
-        score_TE=score_TE,
-        ranking_TE=case.scores.ranking_TE.numpy(),
-        eligible_TE=np.ones(score_TE.shape, bool) if eligible_TE is None else eligible_TE.numpy(),
-        topk_TK=case.scores.topk_TK.numpy(),
-        weight_TK=case.scores.score_TE.gather(1, case.scores.topk_TK).double().numpy(),
-        group_T=group_T,
-        rank_T=rank_T,
-        rank_E=rank_E,
-        unit_E=rank_E if by_device else np.arange(case.n_experts),
-        limit_G=limit_G,
-        image_T=case.image_T.numpy(),
-        hidden_TH=case.hidden_TH.numpy(),
-        calibrated=calibrated,
-        details=decide(case, stream).details,
-    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -76,9 +39,9 @@ def test_decision_loops_and_definition_agree(
     assignment = decide(case, stream)
     pairs = kept_pairs(assignment)
     assert len(pairs) == len(set(pairs)), "a pair is kept twice"
-    assert set(pairs) == assign_reference(case.problem(stream), case.method)
+    assert set(pairs) == case.reference(stream)
     assert torch.equal(assignment.index_TS[:, : case.top_k], case.scores.topk_TK)
-    tokens = routed_tokens(case, stream)
+    tokens = case.tokens(stream)
     kept_TE = case.method.kept_pairs(tokens)
     assert kept_TE is not None, "every method of ours has a definition"
     assert set(zip(*map(np.ndarray.tolist, np.nonzero(kept_TE)), strict=True)) == set(pairs)

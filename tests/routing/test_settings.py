@@ -34,7 +34,6 @@ from tests.routing.problems import (
     draw_scores,
     kept_pairs,
 )
-from tests.routing.reference import assign_reference
 
 RESULTS = Path(__file__).parents[2] / "results"
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
@@ -103,7 +102,7 @@ def test_the_canonical_form_decides_as_the_knobs_that_were_stated(name: str, mos
             number, at = 0, SMALL[0]
         if (canonical, number) not in decisions:
             decisions[canonical, number] = decided(canonical, at)
-        expected = assign_reference(of_method(method, at).problem(STREAM), method)
+        expected = of_method(method, at).reference(STREAM)
         assert decisions[canonical, number] == expected, (method, canonical)
         if not canonical.is_stock:  # then the method may leave its decision open
             assert decided(method, at) == expected, method

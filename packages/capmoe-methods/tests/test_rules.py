@@ -21,7 +21,6 @@ from capmoe_eval.routing.registry import create_method
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.routing.problems import Case, assign, cases, decide, kept_pairs, one_group
-from tests.routing.test_decisions import routed_tokens
 
 from capmoe_methods.activation import BestFirst
 from capmoe_methods.eplb_placement.calibration import experts_of_ranks
@@ -127,7 +126,7 @@ def test_the_share_of_experts_is_parsed_exactly(share: float, experts: int, rank
 def test_weights_of_sere_move_with_the_tokens(case: Case) -> None:
     """Slot by slot they add up to the weights of the definition."""
     assume(isinstance(case.method, SERE))  # a similarity above 1 is the baseline
-    assignment, tokens = decide(case), routed_tokens(case, (0, 0))
+    assignment, tokens = decide(case), case.tokens()
     weights = case.method.combine_weights(tokens)
     assert weights is not None
     sum_TE = np.zeros(tokens.score_TE.shape)

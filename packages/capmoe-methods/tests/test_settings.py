@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pkgutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
-from capmoe_eval.routing.knobs import declared_knobs
-from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import calibrations, create_method
 from tests.routing.test_settings import Settings, are_alike, are_different, is_refused
-
-from capmoe_methods.calibration import Calibration
-
-
-def kind_of(method: Method) -> type[Calibration]:
-    kind: type[Calibration] = pkgutil.resolve_name(calibrations()[str(method.calibration)])
-    return kind
-
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
 NO_WEIGHTS = {"delta": 0.0, "rho": 0.0, "reroute": "none"}
@@ -105,45 +93,6 @@ def test_what_does_not_fit_a_model_or_processes_is_refused() -> None:
     is_refused("ep_size=1: 4 processes", create_method("laser").check_processes, 4)
 
 
-OTHERS: dict[str, Any] = {
-    "ep_size": 4,
-    "scope": "sequence",
-    "granularity": "device",
-    "rounding": "floor",
-    "count_padding": True,
-    "decode": "constrained",
-}
-"""Another value of each knob on which a measurement of the stock model may depend."""
-PADS = {"count_padding", "decode"}
-
-
-@pytest.mark.parametrize(
-    ("knobs", "depends"),
-    [
-        ({"name": "score", "ep_size": 2, **ADAPTIVE}, {*OTHERS}),
-        ({"name": "score", "gamma": 1.0, **BY_DEVICE, "ep_size": 2, "placement": "eplb"}, PADS),
-        ({"name": "macs", "gamma": 1.0, "ep_size": 2}, PADS),
-        ({"name": "sere"}, PADS),
-    ],
-)
-def test_a_calibration_is_of_the_knobs_that_it_depends_on(
-    knobs: dict[str, Any], depends: set[str]
-) -> None:
-    method = create_method(**knobs)
-    kind = kind_of(method)
-    task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0, images=True)
-    model = ModelId("tiny", "tiny:olmoe", dtype="float32")
-    declared, changing = declared_knobs(type(method)), set()
-    for knob in OTHERS.keys() & declared.keys():
-        other = dataclasses.replace(method, **{knob: OTHERS[knob]}).canonical()  # type: ignore[type-var]
-        paths = {
-            kind.path_of(Path(), Cell(model, each, task, 4, 4, "synthetic"))
-            for each in (method, other)
-        }
-        changing |= {knob} if len(paths) == 2 else set()
-    assert changing == depends & declared.keys()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are in the repository alone")
 def test_committed_calibrations_are_applied_as_their_records_say() -> None:
@@ -153,7 +102,7 @@ def test_committed_calibrations_are_applied_as_their_records_say() -> None:
         cell = record.cell
         if cell.method.calibration is None:
             continue
-        calibration = kind_of(cell.method)
+        calibration = pkgutil.resolve_name(calibrations()[cell.method.calibration])
         place = calibration.path_of(RESULTS, cell)
         file = place.relative_to(RESULTS).as_posix()
         measured = calibration.read(place, cell, record.provenance.model["weights"])

@@ -15,7 +15,6 @@ from capmoe_eval.wrapper.observers.invariants import examination_seed, is_examin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.routing.problems import Case, one_group
-from tests.routing.reference import assign_reference
 from torch import Tensor
 
 from capmoe_serve.server.engine import EngineCapacity, StepRows
@@ -86,7 +85,7 @@ def expected_pairs(
         counted_BS = torch.ones(1, len(rows), dtype=torch.bool)
         nothing_T = torch.zeros(len(rows), dtype=torch.bool)
         case = Case(scores, groups, counted_BS, method, nothing_T)
-        kept = assign_reference(case.problem((layer, number)), method)
+        kept = case.reference((layer, number))
         for place, row in enumerate(rows):
             pairs[row] = {expert for token, expert in kept if token == place}
     return pairs
