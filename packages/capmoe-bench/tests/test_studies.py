@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from pathlib import Path
 
 import pytest
@@ -16,18 +18,33 @@ from capmoe_eval.wrapper.session import capacity_aware
 from timing_files import committed
 
 from capmoe_bench.ep.benchmark import Job, plan
-from capmoe_bench.ep.layer import SHAPES, LayerSetting
+from capmoe_bench.ep.layer import LayerSetting
 from capmoe_bench.ep.skew import logits_of_loads, peak_load, skewed_logits, skewed_model
 from capmoe_bench.ep.studies import Shape, find_studies
 from capmoe_bench.rounds import CPU
+from capmoe_bench.timings import STUDIES
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
-TRACES = committed("traces")
 
 
+@functools.cache
 def jobs(name: str, processes: int | None = None) -> list[Job]:
     (study,) = find_studies(name)
     return plan(study, RESULTS, CPU, torch.float32, processes)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_committed_times_are_of_the_study(name: str) -> None:
+    """Models, deployments, widths, batches and routings, each with its reason."""
+    runs = committed(name)["runs"]
+    for (case, setting, batches, routings), run in zip(jobs(name), runs, strict=True):
+        planned = case.title, setting.ranks, vars(setting.shape), case.why
+        assert planned == tuple(run[key] for key in ("model", "ranks", "shape", "why"))
+        pairs = list(itertools.product(batches, routings))
+        for (batch, (source, _)), point in zip(pairs, run["points"], strict=True):
+            sizes = [point[key] for key in ("batch", "prompt", "place", "tokens_per_rank")]
+            assert sizes == [*vars(batch).values(), batch.tokens // setting.ranks]
+            assert source.items() <= point["routing"].items()
 
 
 def test_figure_1_is_taken_in_proportion() -> None:
@@ -36,8 +53,7 @@ def test_figure_1_is_taken_in_proportion() -> None:
     drawn = torch.tensor(figure("fig1_load_svg_vector"))
     assert float(drawn.max()) == pytest.approx(7.229)
     assert float(drawn.sum()) == pytest.approx(82.5, abs=0.05)  # and not 64
-    ((source, logits),) = routings
-    assert source == {"source": "figure 1"}
+    ((_, logits),) = routings
     chosen_TK = logits(8192, 64, 8).topk(8, dim=1).indices
     load_E = expert_load(chosen_TK, 64).double()
     assert int(load_E.argmax()) == int(drawn.argmax())
@@ -45,20 +61,6 @@ def test_figure_1_is_taken_in_proportion() -> None:
     torch.testing.assert_close(
         (load_E / load_E.mean()).float(), drawn / drawn.mean(), atol=0.15, rtol=0.1
     )
-
-
-def test_the_speedup_study_has_the_papers_deployments() -> None:
-    planned = jobs("speedup")
-    assert {case.title: setting.ranks for case, setting, *_ in planned} == {
-        "OLMoE": 8,
-        "DeepSeek-V2-Lite": 8,
-        "Qwen1.5-MoE-Chat": 6,
-        "Mixtral": 8,
-    }
-    # 8192 sequences of 512: a 256th of the sequences, a quarter of each, over 8 ranks.
-    _, olmoe, (batch,), _ = planned[0]
-    assert (batch.sequences, batch.prompt, batch.tokens) == (4 * 8, 128, 512 * 8)
-    assert olmoe.shape == SHAPES["olmoe"].scaled(4)
 
 
 def test_real_ranks_leave_out_what_they_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,17 +75,9 @@ def test_real_ranks_leave_out_what_they_cannot_hold(capsys: pytest.CaptureFixtur
 
 
 def test_traces_have_the_records_loads() -> None:
-    planned = jobs("traces")
-    assert [case.title for case, *_ in planned] == [run["model"] for run in TRACES["runs"]]
-    for (case, setting, (batch,), routings), run in zip(planned, TRACES["runs"], strict=True):
+    for case, setting, _, routings in jobs("traces"):
         assert case.routing
         shape, batch_size = setting.shape, load_option("model", case.routing).batch_size
-        assert vars(shape) == run["shape"]
-        points = run["points"]
-        assert [source for source, _ in routings] == [
-            {"source": point["routing"]["source"]} for point in points
-        ]
-        assert {point["batch"] for point in points} == {batch.sequences}
         (record,) = (
             record
             for path in record_paths(RESULTS, case.routing, "obqa")
@@ -101,23 +95,9 @@ def test_traces_have_the_records_loads() -> None:
             torch.testing.assert_close(share_E, seen_E / seen_E.sum(), atol=0.01, rtol=0.05)
 
 
-def test_peak_load_by_hand() -> None:
-    logits = torch.tensor([[3.0, 2, 1, 0], [3, 1, 2, 0], [3, 0, 1, 2]])
-    # Expert 0 is chosen three times, the others once each, of six choices over four experts.
-    assert peak_load(logits, 2) == pytest.approx(3 / 1.5)
-
-
 @pytest.mark.parametrize(
     ("n_experts", "top_k", "peak"),
-    [
-        (64, 8, 2.0),
-        (64, 8, 4.0),
-        (64, 8, 7.0),
-        (60, 4, 7.0),
-        (128, 8, 4.0),
-        (8, 2, 2.0),
-        (8, 2, 4.0),
-    ],
+    [(64, 8, 2.0), (64, 8, 7.0), (60, 4, 7.0), (128, 8, 4.0), (8, 2, 4.0)],
 )
 def test_the_fullest_expert_has_the_wanted_load(n_experts: int, top_k: int, peak: float) -> None:
     logits_TE = skewed_logits(peak, 6000, n_experts, top_k)

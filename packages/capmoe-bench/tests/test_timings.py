@@ -20,16 +20,6 @@ def test_the_committed_measurements_are_whole() -> None:
     assert (*bench.evaluations,) == EVALUATIONS
 
 
-def test_errors_of_a_validation(tmp_path: Path) -> None:
-    errors = {"dropless": {"total": -0.1, "speedup": 0.2}}
-    check = {"errors": errors, "timings": [files.row()]}
-    prefill = {"layers": 16, "prompt": 512, "timings": [files.row()]}
-    point = files.point([files.row()], prefill=prefill, validation=check | {"prefill": check})
-    files.write(tmp_path, files.study("skew", [files.run([point])]))
-    whole = read_bench(tmp_path).timings.query("phase == 'total'")
-    assert whole[["miss_seconds", "miss_speedup"]].values.tolist() == [[-0.1, 0.2]] * 2
-
-
 def set_at(content: Any, path: str, value: object) -> None:
     *way, last = [int(key) if key.isdigit() else key for key in path.split(".")]
     for key in way:

@@ -9,7 +9,6 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
-from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.session import capacity_aware, routed
@@ -18,8 +17,7 @@ from hypothesis import strategies as st
 from tests.wrapper.models import batch, make
 from tests.wrapper.test_session import MASK_BS
 
-from capmoe_methods.adaptive_gamma import AdaptiveFactor
-from capmoe_methods.adaptive_gamma.calibration import Curves, FactorCurves
+from capmoe_methods.adaptive_gamma.calibration import Curves
 from capmoe_methods.adaptive_gamma.choice import SLACK, Array, choose, grid
 
 GAMMAS = (0.25, 0.5, 1.0, 1.5, 4.0)
@@ -151,22 +149,3 @@ def test_the_grid_ends_where_nothing_binds() -> None:
     assert grid(2.0)[-1] == 2.0
     assert grid(2.6)[-3:] == (2.25, 2.5, 2.6)
     assert list(grid(8.0)) == sorted(set(grid(8.0)))
-
-
-@pytest.mark.parametrize(("budget_of", "gammas"), [("pairs", (2.0, 0.5)), ("scores", (0.5, 2.0))])
-def test_a_budget_goes_to_the_layer_whose_drops_are_few(
-    budget_of: str, gammas: tuple[float, ...]
-) -> None:
-    """Drops of the first layer cost pairs and hardly a score, those of the second the opposite."""
-    few, many = [0.02, 0.01, 0.0], [0.4, 0.1, 0.0]
-    calibration = FactorCurves(
-        **{"of": {}, "split": "train", "documents": 8, "prompts": "p", "tokens": 9},  # type: ignore[arg-type]
-        **{"forwards": 2, "weights": "w", "gammas": [0.5, 1.0, 2.0]},  # type: ignore[arg-type]
-        layers=[
-            {"dropped": many, "dropped_scores": few, "straggler": [1.0, 2.0, 4.0]},
-            {"dropped": few, "dropped_scores": many, "straggler": [1.5, 3.0, 5.0]},
-        ],
-    )
-    method = TokenDrop(gamma=AdaptiveFactor(budget=0.02, budget_of=budget_of), ep_size=2)
-    applied, _, _ = calibration.applied(method, "file")
-    assert applied.factor.gamma == gammas

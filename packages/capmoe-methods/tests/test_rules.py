@@ -10,11 +10,9 @@ import pytest
 import torch
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.decision import (
-    LayerContext,
     Scores,
     best_slots,
     expert_load,
-    group_tokens,
 )
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
@@ -24,8 +22,7 @@ from tests.routing.problems import Case, assign, cases, decide, kept_pairs, one_
 
 from capmoe_methods.activation import BestFirst
 from capmoe_methods.eplb_placement.calibration import experts_of_ranks
-from capmoe_methods.macs import MACS
-from capmoe_methods.macs.decision import UNIT, token_weights, weigh
+from capmoe_methods.macs.decision import UNIT, token_weights
 from capmoe_methods.sere import SERE
 from capmoe_methods.xshare import XShare, activation_budget
 
@@ -148,23 +145,6 @@ def test_every_token_weighs_at_least_a_unit() -> None:
     units_T = token_weights(hidden_TH, is_image_T, one_group(5), 100.0)
     assert units_T.tolist() == [UNIT, 1, 1, 1, 1]
     assert token_weights(hidden_TH, is_image_T, one_group(5), 0.0).tolist() == [UNIT // 2] * 5
-
-
-def test_a_group_without_a_token_has_no_weight_of_images() -> None:
-    """The second rank's sequence is padding alone; a third of the first one's weight is an image's.
-
-    So the first rank's visual expert, with the base 1, has a capacity of 1 - 1/6.
-    """
-    counted_BS = torch.tensor([[True, True], [False, False], [True, True]])
-    layer = LayerContext(
-        calibrated=torch.tensor([1, 0, -1]),
-        hidden_TH=torch.arange(8.0).view(4, 2),
-        image_T=torch.tensor([True, False, False, False]),
-    )
-    method, groups = MACS(gamma=1.0, ep_size=3), group_tokens(counted_BS, ep_size=3)
-    _, limit_GE = weigh(method, groups, layer, top_k=1, n_experts=3)
-    limits = [[5 / 6, 1, 7 / 6], [0, 0, 0], [1 / 2, 1, 3 / 2]]
-    assert (limit_GE / UNIT).tolist() == [pytest.approx(of, abs=1e-6) for of in limits]
 
 
 @settings(max_examples=40, deadline=None)
