@@ -75,18 +75,11 @@ def settings(sources: Sources) -> pd.DataFrame:
     """
     import pandas as pd
 
-    results, limited = sources.results, _limited(sources)
-    # Ranks are known where there are some; stock cells may be older than counts of activation.
-    has_ranks = results.cells["ep_size"].fillna(1) > 1
-    for limit, when in (("", "after"), ("unlimited_", "before")):
-        limited[f"{limit}activated"] = limited[f"load.activated_{when}"].astype(float)
-        limited[f"{limit}expert_peak"] = limited[f"load.mean_peak_{when}"].astype(float)
-        limited[f"{limit}rank_peak"] = peaks(results, "device", when).where(has_ranks)
-    limited["line"] = limited["name"] = _lines(limited)
-    limited[[*_KNOBS]] = limited[[*_KNOBS]].astype(float).fillna(0.0)
-    stock, rows = sources.cells("stock"), []
+    limited, stock, rows = _limited(sources), sources.cells("stock"), []
     for of, model in itertools.product(_KINDS.values(), sources.models):
-        tasks, title = _tasks(sources, of), sources.models[model]
+        asked = set(limited["task"][limited["of"] == of])
+        tasks = {task: title for task, title in sources.tasks.items() if task in asked}
+        title = sources.models[model]
         about = {"of": f"{of} ({', '.join(tasks.values())})", "model": title}
         of_model = limited[(limited["of"] == of) & (limited["model"] == model)]
         of_stock = stock[stock["model"] == model]
@@ -103,24 +96,23 @@ def settings(sources: Sources) -> pd.DataFrame:
 
 
 def _limited(sources: Sources) -> pd.DataFrame:
-    """Return the cells of all parts but the stock's; ``of`` are the forwards that they bound."""
+    """Return the cells of all parts but the stock's, with loads and numbers.
+
+    ``of`` are the forwards that they bound, ``line`` is the line that a cell's point is on.
+    """
     cells = sources.cells(*(part for part in sources.parts if part != "stock"))
-    kinds = {True: _KINDS["decode steps"], False: _KINDS["prompts"]}
-    return cells.assign(of=cells["decode"].eq("only").map(kinds))
-
-
-def _tasks(sources: Sources, of: str) -> dict[str, str]:
-    """Return the titles of the tasks that have bounded forwards of a kind."""
-    cells = _limited(sources)
-    asked = set(cells["task"][cells["of"] == of])
-    return {task: title for task, title in sources.tasks.items() if task in asked}
-
-
-def _lines(cells: pd.DataFrame) -> pd.Series[str]:
-    """Return the line that each cell's point is on."""
+    # Ranks are known where there are some; stock cells may be older than counts of activation.
+    has_ranks = cells["ep_size"].fillna(1) > 1
+    for limit, when in (("", "after"), ("unlimited_", "before")):
+        cells[f"{limit}activated"] = cells[f"load.activated_{when}"].astype(float)
+        cells[f"{limit}expert_peak"] = cells[f"load.mean_peak_{when}"].astype(float)
+        cells[f"{limit}rank_peak"] = peaks(sources.results, "device", when).where(has_ranks)
     titles = cells["method"].map(method_title).astype(str)  # of no cells, too
     titles = titles.mask(cells["granularity"] == "device", titles + ", devices")
-    return titles.mask(cells["candidates"] == "global", "expert choice")
+    cells["line"] = cells["name"] = titles.mask(cells["candidates"] == "global", "expert choice")
+    cells[[*_KNOBS]] = cells[[*_KNOBS]].astype(float).fillna(0.0)
+    kinds = {True: _KINDS["decode steps"], False: _KINDS["prompts"]}
+    return cells.assign(of=cells["decode"].eq("only").map(kinds))
 
 
 @figure(
@@ -192,46 +184,43 @@ def ranks(sources: Sources) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = settings(sources)
-    file = sources.bench / "placement.json"
+    rows, file = settings(sources), sources.bench / "placement.json"
     if not file.is_file():
         sources.notes.append(
             "No line of lossless load balancing: capmoe-eval bench placement makes it."
         )
         return rows
-    balances = pd.DataFrame(read_evaluation(file)["balances"])
-    names = {kind: name for kind, (name, _) in _LOSSLESS.items()}
-    balances["line"] = balances["method"].str.partition("+")[0].map(names)
-    has_copies = balances["line"].notna() & balances["method"].str.contains("+", regex=False)
-    is_same = balances["planned_on"].eq(balances["judged_on"])
-    is_asked = balances["model"].isin(sources.models) & balances["judged_on"].isin(sources.tasks)
-    beside = balances[is_asked & (balances["method"].eq("contiguous") | has_copies & ~is_same)]
-    balances = balances[is_asked & has_copies & is_same]
+    plans = pd.DataFrame(read_evaluation(file)["balances"])
+    plans = plans[plans["judged_on"].isin(sources.tasks) & plans["model"].isin(sources.models)]
+    plans["model"] = plans["model"].map(sources.models)
+    order = d.places(sources.models.values())
+    plans = plans.sort_values("model", key=lambda models: models.map(order), kind="stable")
+    kind = plans["method"].str.partition("+")
+    plans["line"] = kind[0].map({key: name for key, (name, _) in _LOSSLESS.items()})
+    plans.loc[kind[1] == "", "line"] = None  # without copies
+    plans["is_same"] = plans["planned_on"] == plans["judged_on"]
     sides = [rows]
-    for of, kind in _KINDS.items():
-        same = balances[balances["of"] == of]
-        order = same["model"].map([*sources.models].index).argsort(kind="stable")
-        titles = f"{kind} ({', '.join(_tasks(sources, kind).values())})"
-        models = same["model"].map(sources.models)
-        lines = same.assign(of=titles, model=models, rank_peak=same["straggler"]).iloc[order]
-        if len(lines):
+    for of, panels in d.each(rows, "of"):
+        forwards = next(name for name, title in _KINDS.items() if of.startswith(title))
+        same = plans[plans["of"] == forwards]
+        balanced = same.query("line.notna() and is_same")
+        if len(balanced):
+            lines = balanced.assign(of=of, rank_peak=balanced["straggler"])
             sides.append(lines.reindex(columns=rows.columns).astype(rows.dtypes.to_dict()))
-        # Only where there is a panel for it.
-        panels = rows["model"][rows["of"].str.startswith(kind)]
-        if len(lines) and len(panels):
-            judged = ", ".join(sorted(same["judged_on"].map(sources.tasks).unique()))
-            others = beside[(beside["of"] == of) & beside["model"].map(sources.models).isin(panels)]
-            text = f"Balancing of {kind} was planned and measured on {judged}."
-            sources.notes.append(f"{text} Not drawn: {'; '.join(_peaks(sources, others))}.")
+            judged = ", ".join(sorted(balanced["judged_on"].map(sources.tasks).unique()))
+            text = f"Balancing of {forwards} was planned and measured on {judged}."
+            others = same[same["model"].isin(panels["model"])]
+            others = others.query("method == 'contiguous' or line.notna() and not is_same")
+            sources.notes.append(f"{text} Not drawn: {'; '.join(_peaks(others))}.")
     return pd.concat(sides, ignore_index=True)
 
 
-def _peaks(sources: Sources, balances: pd.DataFrame) -> Iterator[str]:
+def _peaks(plans: pd.DataFrame) -> Iterator[str]:
     """Say what each model's fullest rank has without a plan, and with one of another task."""
-    for model, same in d.each(balances, "model"):
-        plans = (" planned on " + same["planned_on"]).where(same["line"].notna(), "")
-        ends = same["straggler"].map("{:.2f} ".format) + same["method"] + plans
-        yield f"{sources.models[model]} {', '.join(ends)}"
+    for model, same in d.each(plans, "model"):
+        tasks = (" planned on " + same["planned_on"]).where(same["line"].notna(), "")
+        ends = same["straggler"].map("{:.2f} ".format) + same["method"] + tasks
+        yield f"{model} {', '.join(ends)}"
 
 
 @figure(
