@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import tracemalloc
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,10 +17,11 @@ from capmoe_eval.routing.decision import Assignment, Scores, group_tokens
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.registry import create_method
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from capmoe_bench.ep.layer import LayerSetting, decided, find_shape, layer_weights
 from capmoe_bench.ep.skew import skewed_logits
-from capmoe_bench.memory import peak_bytes
 from capmoe_bench.rounds import alternate, device_and_dtype, dtype_name, finish, ratio, say, timed
 from capmoe_bench.timings import Spread, Target
 
@@ -243,3 +246,42 @@ def _layer(setting: LayerSetting, logits_TE: Tensor) -> Callable[[], None]:
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
     return layer
+
+
+def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
+    """Return the most bytes of tensors that were alive at once while something ran.
+
+    Storages that existed before do not count. What a kernel needs beside its outputs, such as a
+    sort's own buffer, is not seen. On a CPU, the most bytes of NumPy arrays and Python objects in
+    another run are added; the two peaks may differ in time.
+    """
+    with _LiveBytes() as live:
+        work()
+    peak: int = live.peak
+    if device.type == "cpu":
+        tracemalloc.start()
+        work()
+        peak += tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak
+
+
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the storages that are allocated inside the block, on any device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._alive = weakref.WeakSet[torch.UntypedStorage]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and note the storages that are new."""
+        result = func(*args, **(kwargs or {}))
+        self._alive |= _storages(result) - _storages((args, kwargs))
+        self.peak = max(self.peak, sum(storage.nbytes() for storage in self._alive))
+        return result
+
+
+def _storages(values: object) -> set[torch.UntypedStorage]:
+    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return {leaf.untyped_storage() for leaf in leaves}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from capmoe_eval.evaluation.provenance import described
 
-from capmoe_bench.memory import peak_bytes
+from capmoe_bench.decision import peak_bytes
 from capmoe_bench.rounds import CPU, alternate, finish, measured_on, ratio, timed
 from capmoe_bench.timings import Spread, Target
 
