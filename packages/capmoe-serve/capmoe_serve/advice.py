@@ -10,6 +10,7 @@ import dataclasses
 import glob
 import math
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +30,7 @@ from capmoe_report.evidence import Evidence, Side
 
 from capmoe_serve.exports import placement_files
 from capmoe_serve.loads import facts, json_rows
-from capmoe_serve.placements import SlotPlan, contiguous, placements
+from capmoe_serve.placements import SlotPlan, contiguous, eplb_name, placements
 from capmoe_serve.summary import KEEPERS, Granularity, count, shares
 from capmoe_serve.trace import Trace
 
@@ -98,8 +99,8 @@ def advise(
     settings = trace_settings(trace, gammas, ranks, slots, groups=groups, nodes=nodes)
     if records:
         settings = with_changes(settings, records, ranks, decodes)
-    axis, chosen = axis_of(settings), choose(settings, at_most_points, at_least_speedup)
-    settings["cost"], settings["is_on_front"] = cost(settings, axis), is_on_front(settings, axis)
+    chosen = choose(settings, at_most_points, at_least_speedup)
+    settings["cost"], settings["is_on_front"] = cost(settings), is_on_front(settings)
     asked = []
     if at_most_points is not None:
         asked.append(f"at most {_counted(at_most_points, 'point')} lost")
@@ -109,10 +110,9 @@ def advise(
     files: dict[str, tuple[str, str]] = {}
     placement = CONTIGUOUS
     if chosen is None or settings.loc[chosen, "placement"] != CONTIGUOUS:
-        copies = ranks * slots - trace.n_experts
-        if chosen is not None:
-            copies = int(settings.loc[chosen, "extra"])
-        placement = f"EPLB+{copies}" if copies else "EPLB"
+        spare = ranks * slots - trace.n_experts
+        copies = spare if chosen is None else int(settings.loc[chosen, "extra"])
+        placement = eplb_name(copies)
         files = placement_files(trace, ranks, (trace.n_experts + copies) // ranks, groups, nodes)
     advice = {
         "version": 6,
@@ -123,7 +123,7 @@ def advise(
         "groups": groups,
         "nodes": nodes,
         "budget": budget,
-        "axis": axis,
+        "axis": axis_of(settings),
         "tasks": compared_tasks(settings),
         "settings": json_rows(settings),
         "recommended": chosen,
@@ -284,7 +284,7 @@ def model_records(root: Path, model: str) -> tuple[Record, ...]:
     return records
 
 
-def of_shape(trace: Trace, records: Sequence[Record]) -> tuple[tuple[Record, ...], list[str]]:
+def of_shape(trace: Trace, records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """Return the records of models that a trace can be of, and in sentences what speaks against.
 
     Such a model has at least as many layers with the trace's experts and top-k as the trace. It may
@@ -294,35 +294,41 @@ def of_shape(trace: Trace, records: Sequence[Record]) -> tuple[tuple[Record, ...
         UsageError: If all records are of other models.
     """
     if not records:
-        return (), []
-    layers = results_of(records).layers
-    is_alike = layers["n_experts"] == trace.n_experts
-    if trace.top_k is not None:
-        is_alike &= layers["top_k"] == trace.top_k
-    alike = is_alike.groupby(layers["cell"]).sum()
-    fitting = alike[alike >= trace.n_layers]
-    others = layers[~layers["cell"].isin(fitting.index)]
-    shapes = others.groupby(["cell", "n_experts", "top_k"], as_index=False).size()
-    sizes = shapes[["n_experts", "top_k", "size"]].to_numpy().tolist()
-    shapes["shape"] = [_shape_in_words(*size) for size in sizes]
-    numbers = shapes.groupby("cell")["shape"].agg(", ".join).value_counts().sort_index()
+        return [], []
+    fitting: list[Record] = []
+    depths: list[int] = []
+    others: Counter[str] = Counter()
+    for record in records:
+        layers = Counter((layer.n_experts, layer.top_k) for layer in record.layers)
+        depth = sum(
+            number
+            for (n_experts, top_k), number in layers.items()
+            if n_experts == trace.n_experts and trace.top_k in (None, top_k)
+        )
+        if depth >= trace.n_layers:
+            fitting.append(record)
+            depths.append(depth)
+        else:
+            others[", ".join(_shape_in_words(*of, layers[of]) for of in sorted(layers))] += 1
     left_out = " and ".join(
-        f"{_counted(number, 'record')} with {shape}" for shape, number in numbers.items()
+        f"{_counted(number, 'record')} with {shape}" for shape, number in sorted(others.items())
     )
-    wanted = _shape_in_words(trace.n_experts, trace.top_k, trace.n_layers)
-    if fitting.empty:
+    trace_shape = _shape_in_words(trace.n_experts, trace.top_k, trace.n_layers)
+    if not fitting:
         raise UsageError(
-            f"results: {left_out}; the trace has {wanted}; give records of the model that was "
+            f"results: {left_out}; the trace has {trace_shape}; give records of the model that was "
             "served (--results, --model), and a trace without layers that no evaluation has (MTP)"
         )
     doubts = []
     if left_out:
-        doubts.append(f"What {left_out} say: they are left out, because the trace has {wanted}.")
-    if (most := int(fitting.max())) > trace.n_layers:
-        depths = f"the records have {most} MoE layers, the trace has {trace.n_layers}"
-        doubts.append(f"Whether the records are of the model that was served: {depths}.")
-        print_warning(f"results: {depths}; unless it lacks layers, they are of another model")
-    return tuple(record for record in records if record.digest in fitting.index), doubts
+        doubts.append(
+            f"What {left_out} say: they are left out, because the trace has {trace_shape}."
+        )
+    if (most := max(depths)) > trace.n_layers:
+        deeper = f"the records have {most} MoE layers, the trace has {trace.n_layers}"
+        doubts.append(f"Whether the records are of the model that was served: {deeper}.")
+        print_warning(f"results: {deeper}; unless it lacks layers, they are of another model")
+    return fitting, doubts
 
 
 def _shape_in_words(n_experts: int, top_k: int | None, layers: int) -> str:
@@ -360,8 +366,7 @@ def with_changes(
     baseline = evidence.pick(Side(method="baseline"), model)
     settings = settings.astype({"tasks": object})
     pairs: dict[Any, dict[str, Paired]] = {}
-    for place in settings.index[settings["kind"] == "capacity"]:
-        row = settings.loc[place]
+    for place, row in settings[~is_lossless(settings)].iterrows():
         placement = {CONTIGUOUS: CONTIGUOUS, "EPLB": "eplb"}.get(row["placement"])
         if row["granularity"] == "expert":
             placement = CONTIGUOUS
@@ -380,9 +385,9 @@ def with_changes(
                 break
     compared = compared_tasks(settings)
     for place, paired in pairs.items():
-        own = pooled({model: paired})
-        settings.loc[place, [*_OWN_CHANGE]] = own.points, *interval(own)
-        settings.loc[place, "documents"] = own.documents
+        overall = pooled({model: paired})
+        settings.loc[place, [*_OWN_CHANGE]] = overall.points, *interval(overall)
+        settings.loc[place, "documents"] = overall.documents
         if compared and paired.keys() >= set(compared):
             effect = pooled({model: {task: paired[task] for task in compared}})
             settings.loc[place, [*_CHANGE]] = effect.points, *interval(effect)
@@ -434,11 +439,12 @@ def axis_of(settings: pd.DataFrame) -> str:
     return "scores" if lossy["dropped_score"].notna().any() else "pairs"
 
 
-def cost(settings: pd.DataFrame, axis: str) -> pd.Series[float]:
-    """Return what settings cost on an axis, at least 0; NaN where that is not known.
+def cost(settings: pd.DataFrame) -> pd.Series[float]:
+    """Return what settings cost on their axis, at least 0; NaN where that is not known.
 
     An accuracy above the unlimited model's counts as no cost, not as a gain.
     """
+    axis = axis_of(settings)
     if axis == "points":
         costs = (-settings["effect"]).clip(lower=0.0)
     else:
@@ -446,13 +452,13 @@ def cost(settings: pd.DataFrame, axis: str) -> pd.Series[float]:
     return costs.mask(is_lossless(settings), 0.0)
 
 
-def is_on_front(settings: pd.DataFrame, axis: str) -> list[bool]:
+def is_on_front(settings: pd.DataFrame) -> list[bool]:
     """Return which settings no other beats in speedup and cost.
 
     Settings of unknown cost are not on the front, nor what equals a setting without loss: a
     capacity that drops nothing.
     """
-    columns = settings["speedup"], -cost(settings, axis), is_lossless(settings)
+    columns = settings["speedup"], -cost(settings), is_lossless(settings)
     places = list(zip(*columns, strict=True))
     priced = [place for place in places if not math.isnan(place[1])]
     return [
@@ -479,8 +485,6 @@ def choose(
     those whose interval reaches the smallest loss, it is the one that drops least. If only a loss
     is allowed, it is the fastest.
     """
-    import pandas as pd
-
     keeps = settings["speedup"] >= (at_least_speedup or 0.0)
     keeps &= is_lossless(settings) | (settings["extra"] == 0)
     if at_most_points is not None:
@@ -488,21 +492,20 @@ def choose(
         keeps &= is_lossless(settings) | (lowest >= -at_most_points)
     if not keeps.any():
         return None
-    keeping, costs = settings[keeps], cost(settings, axis_of(settings))[keeps]
-    kinds = [is_lossless(keeping), costs.notna()]
-    by_trace = keeping["dropped_score"].fillna(keeping["drop_rate"])
-    order = pd.DataFrame(
-        {
-            "kind": np.select(kinds, [0, 1], 2),
-            "loss": np.select(kinds, [keeping["extra"], costs], by_trace),
-            "then": np.where(kinds[0], keeping["kind"] != UNCHANGED, -keeping["speedup"]),
-        },
-        keeping.index,
-    )
-    by = list(order)
-    if at_least_speedup is None:
-        order["slow"], by = -keeping["speedup"], ["slow", *by]
-    best = int(order.sort_values(by).index[0])
+    keeping, costs = settings[keeps], cost(settings)
+    dropped = settings["dropped_score"].fillna(settings["drop_rate"])
+
+    def order(place: Any) -> tuple[float, ...]:
+        row = keeping.loc[place]
+        if row["kind"] != "capacity":
+            loss = 0, row["extra"], row["kind"] != UNCHANGED
+        elif not math.isnan(costs[place]):
+            loss = 1, costs[place], -row["speedup"]
+        else:
+            loss = 2, dropped[place], -row["speedup"]
+        return loss if at_least_speedup is not None else (-row["speedup"], *loss)
+
+    best: int = min(keeping.index, key=order)
     if at_least_speedup is None or math.isnan(keeping.loc[best, "effect"]):
         return best
     alike = keeping[-keeping["high"] <= costs[best]]
@@ -544,8 +547,8 @@ def reason(
             price += f" and changes accuracy by {change_in_words(row)} points on "
             price += _counted(len(compared), "task")
             if len(row["tasks"]) > len(compared):
-                own = change_in_words(row, _OWN_CHANGE)
-                price += f" ({own} on all {len(row['tasks'])} of its records)"
+                overall = change_in_words(row, _OWN_CHANGE)
+                price += f" ({overall} on all {len(row['tasks'])} of its records)"
             price += f", in records that drop {row['record_drop_rate']:.1%}"
         return (
             f"{row['title']}: the fullest rank gets {row['straggler']:.2f} instead of "

@@ -211,8 +211,13 @@ def placements(
     plans = {CONTIGUOUS: contiguous(layers, n_experts, ranks)}
     for extra in (0, *extra_slots):
         placement = plan_eplb(load_LE, ranks, plans[CONTIGUOUS].slots + extra, groups, nodes)
-        plans[f"EPLB+{placement.redundant}" if placement.redundant else "EPLB"] = placement
+        plans[eplb_name(placement.redundant)] = placement
     return plans
+
+
+def eplb_name(copies: int) -> str:
+    """Return the name of EPLB's placement with so many copies of experts in a layer."""
+    return f"EPLB+{copies}" if copies else "EPLB"
 
 
 def judge(

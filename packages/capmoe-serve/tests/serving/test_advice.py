@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Paired
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 from capmoe_report.effects import pooled
 from hypothesis import example, given, settings
@@ -23,7 +25,6 @@ from tests.satellites import NEEDS_METHODS
 
 from capmoe_serve.advice import (
     advise,
-    axis_of,
     choose,
     compared_tasks,
     cost,
@@ -130,18 +131,17 @@ def test_the_choice_is_what_a_search_finds(
 @settings(max_examples=50, deadline=None)
 @given(menus())
 def test_the_front_is_what_no_other_beats(menu: pd.DataFrame) -> None:
-    rows = list(zip(menu["speedup"], cost(menu, "pairs"), menu["kind"] != "capacity", strict=True))
+    rows = list(zip(menu["speedup"], cost(menu), menu["kind"] != "capacity", strict=True))
 
     def beats(first: tuple[float, float, bool], second: tuple[float, float, bool]) -> bool:
         at_least = first[0] >= second[0] and first[1] <= second[1]
         # Without loss is simpler than a capacity that loses nothing.
         return at_least and (first[:2] != second[:2] or first[2] > second[2])
 
-    expected = [not any(beats(other, row) for other in rows) for row in rows]
-    assert is_on_front(menu, "pairs") == expected
     # A setting of unknown cost is not on it.
-    menu = pd.DataFrame([HOME, capacity(1.4, None), capacity(1.2, -0.3)])
-    assert is_on_front(menu, axis_of(menu)) == [True, False, True]
+    assert is_on_front(menu) == [
+        not math.isnan(row[1]) and not any(beats(other, row) for other in rows) for row in rows
+    ]
 
 
 def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
@@ -151,7 +151,7 @@ def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
     other[:3] = np.roll(other[:3], 5, axis=2)
     changed = dataclasses.replace(trace, load_SLE=other)
     before, after = (
-        trace_settings(each, GAMMAS, 4, 3).set_index("title") for each in (trace, changed)
+        trace_settings(each, (*GAMMAS, 8.0), 4, 3).set_index("title") for each in (trace, changed)
     )
     is_planned = before["placement"].str.startswith("EPLB")
     pd.testing.assert_frame_equal(before[~is_planned], after[after["placement"] == "contiguous"])
@@ -162,27 +162,19 @@ def test_the_second_half_is_judged_and_the_first_is_planned_on() -> None:
     unchanged = before.loc["contiguous placement", "straggler"]
     assert plan["speedup"] == pytest.approx(unchanged / plan["straggler"])
     assert plan["speedup"] > 1.3
-    assert plan["drop_rate"] == 0.0
-    assert plan["extra"] == 4
+    assert (plan["drop_rate"], plan["extra"]) == (0.0, 4)
+    # A capacity that drops nothing is its placement.
+    never, columns = (
+        "score γ=8 per device on EPLB+4",
+        ["straggler", "speedup", "drop_rate", "extra"],
+    )
+    assert before.loc[never, columns].tolist() == pytest.approx(plan[columns].tolist())
 
 
 def test_a_trace_of_one_step_is_judged_on_contiguous_placement_alone() -> None:
-    generator = np.random.default_rng(1)
-    ids = np.argsort(generator.random((30, 2, 6)), axis=2)[:, :, :2].astype(np.uint8)
-    only = trace_settings(Trace(6, expert_TLK=ids), (1.0,), 2, 4)
+    only = trace_settings(Trace(8, load_SLE=skewed().load_SLE[:1]), (1.0,), 2, 5)
     assert only["kind"].tolist() == ["unchanged", *["capacity"] * 6]
-    assert (only["placement"] == "contiguous").all()
-
-
-def test_a_capacity_that_drops_nothing_is_its_placement() -> None:
-    every = trace_settings(skewed(), (8.0,), 4, 3)
-    assert every["dropped_score"].isna().all()  # counts have no scores
-    wide = every[every["gamma"] == 8.0].set_index("placement")
-    alone = every[every["kind"] != "capacity"].set_index("method").loc[wide.index]
-    assert set(wide.index) == {"contiguous", "EPLB", "EPLB+4"}
-    assert (wide["drop_rate"] == 0.0).all()
-    for column in ("straggler", "speedup", "extra"):
-        assert wide[column].tolist() == pytest.approx(alone[column].tolist())
+    assert set(only["placement"]) == {"contiguous"}
 
 
 def test_experts_that_ranks_do_not_divide_are_compared_with_copies() -> None:
@@ -195,21 +187,6 @@ def test_experts_that_ranks_do_not_divide_are_compared_with_copies() -> None:
     assert set(every["granularity"][2:]) == {"device"}
     more = trace_settings(trace, (1.0,), 8, 9)
     assert {"EPLB+4", "EPLB+12"} < set(more["title"])
-
-
-def written(root: Path) -> None:
-    """Records of a model: of 40 documents the baseline has 30, score 26, order 10, at γ=2 30."""
-    rights = {
-        create_method("baseline"): 30,
-        create_method("score", 1.0, ep_size=4): 26,
-        create_method("order", 1.0, ep_size=4): 10,
-        create_method("order", 2.0, ep_size=4): 30,
-        create_method("score", 1.0, ep_size=2): 30,  # of other ranks
-        # On EPLB's placement: neither of contiguous placement nor of one with copies.
-        create_method("score", 1.0, ep_size=4, granularity="device", placement="eplb"): 29,
-    }
-    for method, right in rights.items():
-        write_record(root, method, right, 40)
 
 
 @given(st.integers(0, 10), st.integers(0, 10), st.sampled_from((100, 300)))
@@ -233,22 +210,35 @@ def test_an_interval_is_bonett_and_prices_and_wider_with_each_changed_document(
     assert (low, high) == pytest.approx(published, abs=0.5 * 100 / documents)
 
 
-def write_record(
+MADE: dict[Method, int] = {
+    create_method("baseline"): 30,
+    create_method("score", 1.0, ep_size=4): 26,
+    create_method("order", 1.0, ep_size=4): 10,
+    create_method("order", 2.0, ep_size=4): 30,
+    create_method("score", 1.0, ep_size=2): 30,  # of other ranks
+    # On EPLB's placement: neither of contiguous placement nor of one with copies.
+    create_method("score", 1.0, ep_size=4, granularity="device", placement="eplb"): 29,
+}
+"""The documents of 40 that each method has right."""
+
+
+def write_records(
     root: Path,
-    method: Any,
-    right: int,
-    documents: int,
+    rights: Mapping[Method, int],
     task: str = "piqa",
+    documents: int = 40,
     experts: int = 8,
     layers: int = 2,
-) -> None:
-    """Write a record of the model ``made``, of whose documents so many are right."""
-    load: dict[str, Any] = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
-    load["decode_forwards"] = 9 if task == "gsm8k" else 0
-    cell = records.cell(method, model="made", task=task)
-    correct = [1] * right + [0] * (documents - right)
-    shape = [records.layer([16, 8, 4, 4, *[0] * (experts - 4)])] * layers
-    records.record(cell, root, correct, load=load, layers=shape).write()
+) -> tuple[Record, ...]:
+    """Write records of the model ``made`` beside others of it; return all."""
+    for method, right in rights.items():
+        load: dict[str, Any] = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
+        load["decode_forwards"] = 9 if task == "gsm8k" else 0
+        cell = records.cell(method, model="made", task=task)
+        correct = [1] * right + [0] * (documents - right)
+        shape = [records.layer([16, 8, 4, 4, *[0] * (experts - 4)])] * layers
+        records.record(cell, root, correct, load=load, layers=shape).write()
+    return model_records(root, "made")
 
 
 def evaluated(root: Path, rights: dict[tuple[float | None, str], int]) -> pd.DataFrame:
@@ -257,11 +247,11 @@ def evaluated(root: Path, rights: dict[tuple[float | None, str], int]) -> pd.Dat
     The baseline has the γ None.
     """
     for (gamma, task), right in rights.items():
-        name = "baseline" if gamma is None else "score"
-        write_record(root, create_method(name, gamma, ep_size=4), right, 300, task)
+        method = create_method("baseline" if gamma is None else "score", gamma, ep_size=4)
+        of_model = write_records(root, {method: right}, task, 300)
     menu = trace_settings(skewed(), (0.5, 1.0, 2.0), 4, 3).set_index("title", drop=False)
     titles = [f"score γ={gamma:g} per expert" for gamma in (0.5, 1.0, 2.0)]
-    return with_changes(menu.loc[["contiguous placement", *titles]], model_records(root, "made"), 4)
+    return with_changes(menu.loc[["contiguous placement", *titles]], of_model, 4)
 
 
 @NEEDS_METHODS
@@ -319,8 +309,7 @@ def test_a_budget_of_points_alone_does_not_speak_of_a_speedup() -> None:
 
 @NEEDS_METHODS
 def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: Path) -> None:
-    written(tmp_path)
-    of_model = model_records(tmp_path, "made")
+    of_model = write_records(tmp_path, MADE)
     budget = {"at_least_speedup": 1.6, "at_most_points": 30.0}
     advice, _ = advise(skewed(), (0.5, 1.0, 2.0), ranks=4, records=of_model, **budget)
     changed = pd.DataFrame(advice["settings"]).dropna(subset="effect").set_index("title")
@@ -347,8 +336,8 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     budget = {"at_least_speedup": 2.1, "at_most_points": 1.0}
     advice, _ = advise(skewed(), (0.5, 1.0), ranks=4, records=of_model, **budget)
     assert (advice["recommended"], swept_gammas(advice)) == (None, {0.5, 1.0})
-    write_record(tmp_path, create_method("score", 1.0, ep_size=4, granularity="device"), 20, 40)
-    more = model_records(tmp_path, "made")
+    of_device = create_method("score", 1.0, ep_size=4, granularity="device")
+    more = write_records(tmp_path, {of_device: 20})
     advice, _ = advise(skewed(), (0.5, 1.0), ranks=4, records=more, **budget)
     assert (advice["recommended"], swept_gammas(advice)) == (None, {0.5})
     # With other ranks the records say nothing.
@@ -386,14 +375,12 @@ def test_the_kind_of_the_steps_decides_which_records_count(
     tmp_path: Path,
 ) -> None:
     score = partial(create_method, "score", 1.0, ep_size=4)
-    for task in ("gsm8k", "piqa"):
-        for method in (create_method("baseline"), score()):
-            write_record(tmp_path, method, 30, 40, task)
     for value, task in held:
-        write_record(tmp_path, score(decode=value), DECODES[value, task], 40, task)
+        write_records(tmp_path, {score(decode=value): DECODES[value, task]}, task)
+    for task in ("gsm8k", "piqa"):
+        of_model = write_records(tmp_path, {create_method("baseline"): 30, score(): 30}, task)
     kind_S = None if kinds is None else np.array([*kinds]) == "d"
     trace = dataclasses.replace(skewed(), decode_S=kind_S)
-    of_model = model_records(tmp_path, "made")
     budget = {"at_least_speedup": 2.1, "at_most_points": 1.0}
     advice, _ = advise(trace, (0.5, 1.0), ranks=4, records=of_model, **budget)
     rows = {row["title"]: row for row in advice["settings"]}
@@ -443,8 +430,7 @@ def test_the_commands_measure_what_records_could_make_the_recommended_setting() 
 def test_records_of_a_model_of_another_shape_are_refused(
     change: dict[str, Any], part: str, tmp_path: Path
 ) -> None:
-    written(tmp_path)
-    trace, of_model = dataclasses.replace(skewed(), **change), model_records(tmp_path, "made")
+    trace, of_model = dataclasses.replace(skewed(), **change), write_records(tmp_path, MADE)
     with pytest.raises(UsageError, match="6 records with 2 MoE layers of 8 experts, top-2") as info:
         advise(trace, (1.0,), ranks=2, at_most_points=1.0, records=of_model)
     assert part in str(info.value)
@@ -454,14 +440,13 @@ def test_records_of_a_model_of_another_shape_are_refused(
 def test_records_of_another_shape_are_left_out_and_a_partial_trace_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written(tmp_path)
-    of_model = model_records(tmp_path, "made")
-    write_record(tmp_path, create_method("baseline"), 1, 40, "boolq", experts=16)
-    write_record(tmp_path, create_method("baseline"), 1, 40, "rte", layers=1)
+    of_model = write_records(tmp_path, MADE)
+    write_records(tmp_path, {create_method("baseline"): 1}, "boolq", experts=16)
+    every = write_records(tmp_path, {create_method("baseline"): 1}, "rte", layers=1)
     part = Trace(8, load_SLE=skewed().load_SLE[:, :1], top_k=None, model="made")
     budget = {"ranks": 4, "at_most_points": 30.0}
     expected, _ = advise(skewed(), (1.0, 2.0), records=of_model, **budget)
-    advice, _ = advise(skewed(), (1.0, 2.0), records=model_records(tmp_path, "made"), **budget)
+    advice, _ = advise(skewed(), (1.0, 2.0), records=every, **budget)
     assert advice["settings"] == expected["settings"]
     assert advice["unknown"] == [
         "What 1 record with 1 MoE layer of 8 experts, top-2 and 1 record with 2 MoE layers of 16 "
