@@ -134,32 +134,22 @@ def test_arrays_of_a_users_own_become_traces(
     assert "for counts or ids in arrays of your own see" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("least", [1.3, 1.6, 2.5])
-def test_the_commands_of_an_advice_measure_its_setting(least: float, place: Path) -> None:
-    assert run(f"capmoe-eval advise example --ranks 8 --at-least-speedup {least}") == 0
-    advice = json.loads((place / "advice" / "advice.json").read_text())
-    setting = advice["settings"][advice["recommended"]]
-    swept = dict(word.split("=") for word in shlex.split(advice["commands"][1])[2:])
-    assert setting["kind"] == "capacity"
-    assert setting["extra"] == 0
-    for knob in ("method", "gamma", "granularity", "placement"):
-        assert f"{setting[knob]}".lower().removesuffix(".0") in swept[knob].split(",")
-
-
-def test_the_sweep_of_the_tutorial_has_the_setting_that_it_recommends_later(place: Path) -> None:
+def test_the_sweep_of_the_tutorial_has_what_is_recommended_then_and_later(place: Path) -> None:
     (last,) = re.findall("^capmoe-eval advise .* --results .*$", TUTORIAL, re.MULTILINE)
-    sweeps = []
-    for command in (last, last.partition(" --results")[0], last.partition(" --at-most")[0]):
+    recommended, sweeps = [], []
+    for command in (last.partition(" --at-most")[0], last.partition(" --results")[0], last):
         assert run(command) == 0
         advice = json.loads((place / "advice" / "advice.json").read_text())
         sweeps.append(advice["commands"])
-        if not advice["commands"]:
-            setting = advice["settings"][advice["recommended"]]
-    assert not sweeps[0]
-    for _, sweep in sweeps[1:]:
+        if advice["recommended"] is not None:
+            recommended.append(advice["settings"][advice["recommended"]])
+    assert sweeps.pop() == []
+    for setting, (_, sweep) in itertools.product(recommended, sweeps):
         swept = dict(word.split("=") for word in shlex.split(sweep)[2:])
+        assert setting["extra"] == 0
         for knob in ("method", "gamma", "granularity", "placement"):
             assert f"{setting[knob]}".lower().removesuffix(".0") in swept[knob].split(",")
+    assert len(recommended) == 2
 
 
 def test_the_front_has_changes_on_the_same_tasks(

@@ -1,19 +1,29 @@
-"""Placements follow the definition of EPLB, and compute every pair once."""
+"""Placements follow the definition of EPLB, compute every pair once, and are in servers' files."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from bench_runs import bench
 from capmoe_eval.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from capmoe_serve import exports
+from capmoe_serve.advice import advise
+from capmoe_serve.bench.placement import outcomes
 from capmoe_serve.placements import SlotPlan, compare, contiguous, judge, plan_eplb
+from capmoe_serve.trace import Trace
+from serving.test_advice import skewed
 
 # The example of https://github.com/deepseek-ai/EPLB (README.md at commit d52c72d).
 PUBLISHED_LOADS = np.array(
@@ -148,3 +158,112 @@ def test_bad_input_is_one_line_that_names_the_field(
     with pytest.raises(UsageError, match=part) as error:
         compare(load_SLE, 2, **knobs)
     assert "\n" not in str(error.value)
+
+
+# Files for servers, in the fields that `capmoe_serve.exports` cites.
+
+
+def test_a_placement_is_the_same_in_all_files() -> None:
+    trace = replace(skewed(), layers=("model.layers.1.mlp", "model.layers.3.mlp"))
+    load_LE = trace.loads().sum(axis=0)
+    files = {name: text for name, (text, _) in exports.placement_files(trace, 4, 3).items()}
+    assert set(files) >= {exports.SGLANG, exports.TENSORRT_LLM, exports.VLLM}
+
+    ones = [1] * 8  # dense layers
+    rows = [ones, load_LE[0].tolist(), ones, load_LE[1].tolist()]
+    assert json.loads(files[exports.SGLANG]) == {"logical_count": rows}
+    usage = exports.placement_files(trace, 4, 3)[exports.SGLANG][1]
+    assert "--ep-num-redundant-experts 4" in usage
+    planned = plan_eplb(load_LE, 4, 3).expert_LP.tolist()
+    assert yaml.safe_load(files[exports.TENSORRT_LLM]) == {
+        "num_slots": 12,
+        "initial_global_assignments": {1: planned[0], 3: planned[1]},
+        "layer_updates_per_iter": 0,
+    }
+    assert json.loads(files[exports.VLLM]) == {"num_redundant_experts": 4}
+
+
+def test_vllm_ascend_has_the_experts_of_each_device_once() -> None:
+    """Groups stay on a node: the published example of EPLB, of which no rank has a copy twice."""
+    loads = np.array([PUBLISHED_LOADS])
+    files = exports.placement_files(Trace(12, load_SLE=loads), 8, 2, groups=4, nodes=2)
+    content = json.loads(files[exports.VLLM_ASCEND][0])
+    assert content["moe_layer_count"] == len(content["layer_list"]) == 2
+    for number, layer in enumerate(content["layer_list"]):
+        assert (layer["layer_id"], layer["device_count"]) == (number, 8)
+        devices = layer["device_list"]
+        assert [device["device_id"] for device in devices] == list(range(8))
+        experts = [expert for device in devices for expert in device["device_expert"]]
+        assert experts == PUBLISHED_MAP[number]
+    # Three copies of one expert do not fit on two ranks once each.
+    hot = Trace(2, load_SLE=np.array([[[9, 1]]]))
+    assert exports.VLLM_ASCEND not in exports.placement_files(hot, 2, 2)
+
+
+def test_layers_without_numbers_of_their_own_are_numbered_by_place() -> None:
+    assert exports.layer_numbers(("a", "b")) == (0, 1)
+    assert exports.layer_numbers(("block1.moe", "block1.other")) == (0, 1)
+    assert exports.layer_numbers(("3", "10")) == (3, 10)
+    assert exports.layer_numbers(("3", "10000000000")) == (0, 1)  # rows for so many layers
+
+
+def test_the_files_are_those_of_what_is_recommended() -> None:
+    def files(trace: Trace, **budget: float) -> dict[str, str]:
+        return advise(trace, (0.5, 1.0), ranks=4, **budget)[1]
+
+    copies = files(skewed(), at_least_speedup=1.3)[exports.VLLM]
+    assert json.loads(copies) == {"num_redundant_experts": 4}
+    # Contiguous placement needs none: nothing need change, or a capacity is put on it.
+    assert files(skewed(), at_least_speedup=1.0) == files(skewed(), at_least_speedup=2.5) == {}
+    # Where nothing is recommended they are of the placement that was asked for.
+    copies = files(skewed(), at_least_speedup=2.5, at_most_points=1.0)[exports.VLLM]
+    assert json.loads(copies) == {"num_redundant_experts": 4}
+    even = Trace(8, load_SLE=np.full((4, 1, 8), 5))
+    assert files(even, at_most_points=1.0) == {}
+
+
+# The benchmark `placement`, as small as it can be.
+
+
+def test_placement(tmp_path: Path) -> None:
+    few = ["--models", "zoo_olmoe", "--limit", "4", "--batch", "2"]
+    status, content = bench(tmp_path, "placement", *few)
+    assert status == 0
+    rows = {
+        (row["planned_on"], row["judged_on"], row["method"]): row for row in content["balances"]
+    }
+    assert len(rows) == len(content["balances"]) == 3 * 6 + 2 * 2
+    # Decode steps and prompts are never planned on one another.
+    stale = {key[:2] for key in rows if key[0] != key[1]}
+    assert stale == {("piqa", "winogrande"), ("winogrande", "piqa")}
+    for (*_, method), row in rows.items():
+        assert bool(row["drop_rate"]) == method.startswith("Token Drop")
+        assert row["drop_rate"] or row["straggler"] >= 1
+    for task, of in (("piqa", "prompts"), ("gsm8k", "decode steps")):
+        of_task = {method: row for (*on, method), row in rows.items() if on == [task, task]}
+        assert {row["of"] for row in of_task.values()} == {of}
+        shares = [of_task[f"Token Drop γ={gamma}"]["drop_rate"] for gamma in (2, 1.5, 1)]
+        assert shares == sorted(shares)
+        assert shares[-1] > 0
+
+
+def test_placement_judges_other_steps_than_it_plans_on() -> None:
+    load_SLE = np.random.default_rng(3).integers(0, 9, (6, 2, 8)) * 2
+    load_SLE[:, :, 0] += 200 - load_SLE.sum(axis=2)  # 100 tokens of two experts in every step
+    trace = Trace(8, load_SLE=load_SLE, top_k=2)
+    judged = outcomes(trace, trace, 4)
+    for name, bound in {
+        "contiguous": math.inf,
+        "Token Drop γ=1.5": math.ceil(1.5 * 200 / 8),
+    }.items():
+        factors, kept = [], 0
+        for layer_E in load_SLE[3:].reshape(-1, 8):  # the second half of the steps
+            left = [min(int(pairs), bound) for pairs in layer_E]
+            factors.append(max(sum(left[r : r + 2]) for r in range(0, 8, 2)) / (200 / 4))
+            kept += sum(left)
+        assert judged[name]["straggler"] == pytest.approx(sum(factors) / len(factors))
+        assert judged[name]["drop_rate"] == pytest.approx(1 - kept / (6 * 200))
+    turned = Trace(8, load_SLE=load_SLE[:, :, ::-1].copy(), top_k=2)
+    stale = outcomes(turned, trace, 4)
+    assert set(stale) == {"EPLB", "EPLB+4"}
+    assert stale["EPLB+4"]["straggler"] > judged["EPLB+4"]["straggler"]
