@@ -40,14 +40,16 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 def test_peaks_are_those_of_a_step_and_not_of_the_sum() -> None:
-    # Two steps: in the first layer each has all its tokens on one expert, in the second on both.
-    ids = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.uint8)[:, :, None]
-    trace = Trace(2, ids, step_T=np.array([0, 0, 1, 1]), ranks=2)
+    # In the first layer each step has all its tokens on one expert, in the second the short one.
+    ids = np.array([[0, 0], [0, 1], [0, 0], [0, 1], [1, 1], [1, 1]], dtype=np.uint8)[:, :, None]
+    trace = Trace(2, ids, step_T=np.array([0, 0, 0, 0, 1, 1]), ranks=2)
     layers, capacities = summarise(trace, (8.0,))
-    assert trace.loads().sum(axis=0).tolist() == [[2, 2], [2, 2]]
-    assert set(layers.loc["0"].drop("pairs")) == {2.0}
-    assert layers["straggler"].tolist() == capacities["straggler"].tolist() == [2.0, 1.0, 1.5]
-    assert summarise(Trace(2, ids, ranks=2))[0].loc["0", "straggler"] == 1.0
+    assert layers["expert_mean"].tolist() == [2.0, 1.5, 1.75]
+    assert set(layers["expert_max"]) == {2.0}
+    stragglers = pytest.approx([2.0, 4 / 3, 5 / 3])
+    assert layers["straggler"].tolist() == stragglers
+    assert capacities["straggler"].tolist() == stragglers
+    assert summarise(Trace(2, ids, ranks=2))[0].loc["0", "straggler"] == pytest.approx(4 / 3)
 
 
 def test_ranks_that_do_not_divide_the_experts_have_copies() -> None:
