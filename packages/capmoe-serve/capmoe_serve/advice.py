@@ -46,8 +46,11 @@ AXES: Final = {
 """What the cost of a capacity is counted in, as far as it is known."""
 _CHANGE: Final = ("effect", "low", "high")
 _OWN_CHANGE: Final = ("own_effect", "own_low", "own_high")
-_OF_CAPACITIES: Final = ("gamma", "granularity", "pad_waste", "dropped_score")
-_OF_RECORDS: Final = (*_CHANGE, *_OWN_CHANGE, "documents", "tasks", "record_drop_rate")
+_COLUMNS: Final = (
+    *("title", "kind", "method", "straggler", "drop_rate", "placement", "extra"),
+    *("gamma", "granularity", "pad_waste", "dropped_score", "speedup"),
+    *(*_CHANGE, *_OWN_CHANGE, "documents", "tasks", "record_drop_rate"),
+)
 _PROMPTS: Final = ("unconstrained",)
 _GENERATED: Final = "gsm8k"  # the one of the tasks of Table 2 that has decode steps
 
@@ -74,7 +77,7 @@ def advise(
         trace: The trace, which has steps.
         gammas: The capacity factors, finite and above 0.
         ranks: Expert-parallel ranks.
-        experts_per_rank: Slots for experts on a rank; None for the fewest with a copy.
+        experts_per_rank: Slots for experts on a rank, above 0; None for the fewest with a copy.
         groups: Groups of neighbouring experts, each of which EPLB keeps on one node.
         nodes: Nodes of the ranks.
         at_most_points: Points of accuracy that may be lost.
@@ -89,9 +92,7 @@ def advise(
         raise UsageError(
             "budget: nothing is asked; give --at-most-points 0.5, --at-least-speedup 1.2, or both"
         )
-    slots = experts_per_rank
-    if slots is None:  # one for copies
-        slots = -(-(trace.n_experts + 1) // ranks)
+    slots = experts_per_rank or -(-(trace.n_experts + 1) // ranks)  # by default one for copies
     _check_deployment(trace.n_experts, ranks, slots, groups, nodes)
     records, doubts = of_shape(trace, records)
     if (decodes := judging(trace)) != _PROMPTS:  # tasks without decode steps cannot judge them
@@ -222,11 +223,9 @@ def trace_settings(
         )
         if not is_home and np.array_equal(placement.expert_LRN, home.expert_LRN):
             continue
-        can_have: dict[Granularity, bool] = {
-            "expert": not placement.redundant,
-            "device": placement.slots > 1,
-        }
-        for granularity in (each for each, can in can_have.items() if can):
+        granularities: list[Granularity] = [] if placement.redundant else ["expert"]
+        granularities += ["device"] if placement.slots > 1 else []
+        for granularity in granularities:
             sums = count(judged, gammas, placement, granularity).groupby("gamma").sum()
             for gamma, share in shares(sums, ranks).iterrows():
                 # Who is kept changes no load: on a placement only the best is looked at.
@@ -246,11 +245,10 @@ def trace_settings(
                             "dropped_score": share.get(f"lost_{keeper}", math.nan),
                         }
                     )
-    frame = pd.DataFrame(sorted(rows, key=lambda row: row["kind"] == "capacity"))
-    # Where every rank has one slot and some have copies, nothing can have a capacity.
-    frame = frame.reindex(columns=[*dict.fromkeys((*frame, *_OF_CAPACITIES))])
-    frame["speedup"] = rows[0]["straggler"] / frame["straggler"].clip(lower=1e-9)
-    return frame.assign(**dict.fromkeys(_OF_RECORDS, math.nan))
+    rows.sort(key=lambda row: row["kind"] == "capacity")
+    frame = pd.DataFrame(rows, columns=[*_COLUMNS])
+    frame["speedup"] = frame["straggler"].iloc[0] / frame["straggler"].clip(lower=1e-9)
+    return frame
 
 
 def _straggler(trace: Trace, placement: SlotPlan) -> float:

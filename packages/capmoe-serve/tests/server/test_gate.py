@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -67,16 +66,6 @@ def test_groups_biases_and_scales_are_read(
     faults = gate.faults(gate.scores(logits_TE, topk_TK.long()), weight_TK)
     assert faults[1] <= 1
     assert faults[2] == 0
-
-
-@of_vllm
-def test_a_routing_function_of_a_model_s_own_is_refused() -> None:
-    def squared(gating_output: torch.Tensor, topk: int, **_: Any) -> Any:
-        return gating_output.softmax(dim=-1).square().topk(topk, dim=-1)
-
-    line = "^model=Mine: layer 0: no known gate computes the weights of its router CPURouter"
-    with pytest.raises(UsageError, match=line):
-        read_gate("model=Mine: layer 0", router_of("cpu_router", custom_routing_function=squared))
 
 
 # The precision of the logits.

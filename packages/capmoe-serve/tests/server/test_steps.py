@@ -81,20 +81,14 @@ def tried(of: Engine) -> Tried:
 
 
 @pytest.fixture(scope="module")
-def engines(tiny: Path) -> Iterator[tuple[Engine, dict[str, Tried]]]:
-    """An engine, and what it does under each method of :data:`TRIED`."""
+def outcomes(tiny: Path) -> dict[str, Tried]:
+    """What an engine does under each method of :data:`TRIED`."""
+    outcomes = {}
     with engine(tiny, create_method("baseline")) as of:
-        outcomes = {}
         for name, method in TRIED.items():
             of.put_under(method)
             outcomes[name] = tried(of)
-        yield of, outcomes
-
-
-@pytest.fixture
-def outcomes(engines: tuple[Engine, dict[str, Tried]]) -> dict[str, Tried]:
-    """What the engine does under each method of :data:`TRIED`."""
-    return engines[1]
+    return outcomes
 
 
 @pytest.fixture(scope="module")
@@ -104,26 +98,6 @@ def chunked(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     limits = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "disable_log_stats": False}
     with engine(tiny, create_method("score", 0.5), traces, TOTAL, **limits) as of:
         yield of, traces
-
-
-# Phases.
-
-
-@pytest.mark.parametrize("decode", ["unconstrained", "constrained", "only"])
-def test_every_token_is_under_the_method_in_the_phases_that_it_concerns(
-    engines: tuple[Engine, dict[str, Tried]], decode: str
-) -> None:
-    started, _ = engines
-    plans = watch(started, create_method("score", 0.5, decode=decode))
-    texts, tokens = prompts(8, 12, 5), 6
-    started.generate(texts, tokens)
-    n_prompt, n_decoded = 25, 3 * (tokens - 1)  # the last token is not computed
-    assert plans.rows(decode=False) == n_prompt
-    assert plans.rows(decode=True) == n_decoded
-    expected = {"unconstrained": n_prompt, "only": n_decoded, "constrained": n_prompt + n_decoded}
-    summary = started.report()["summary"]
-    assert plans.rows(under=True) == summary["tokens"] == expected[decode]
-    assert summary["dropped"] > 0
 
 
 # Chunks, metrics and the trace of one engine.

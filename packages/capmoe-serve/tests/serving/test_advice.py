@@ -295,16 +295,10 @@ def test_a_budget_of_points_alone_does_not_speak_of_a_speedup() -> None:
         assert text.startswith(start)
         assert "known to keep the budget (at most 1 point lost)" in text
         assert "measured" not in text
-    # Capacities whose loss nobody measured could be faster: what is served is not all that can be.
-    for effects, end in {
-        (None, None): "2 capacities are faster, but no loss is measured.",
-        (None, -3.0): "2 capacities are faster, 1 of them without a measured loss.",
-        (-3.0,): "1 capacity is faster.",
-    }.items():
-        faster = [capacity(1.4, effect) for effect in effects]
-        menu = pd.DataFrame([HOME | {"title": "home"}, *faster, capacity(0.9, None)])
-        text = reason(menu, 0, "at most 1 point lost", None)
-        assert text.endswith(f"(at most 1 point lost); {end}")
+    # A capacity whose loss nobody measured could be faster: what is served is not all that can be.
+    faster = [capacity(1.4, None), capacity(1.4, -3.0), capacity(0.9, None)]
+    text = reason(pd.DataFrame([HOME | {"title": "home"}, *faster]), 0, "any", None)
+    assert text.endswith("; 2 capacities are faster, 1 of them without a measured loss.")
 
 
 @NEEDS_METHODS

@@ -62,18 +62,12 @@ def test_ranks_that_do_not_divide_the_experts_have_copies() -> None:
     assert uneven.equals(alone)
 
 
-def test_what_no_trace_can_have_is_refused_by_name() -> None:
-    """It was an IndexError, a table of nonsense, or the prompts in place of the steps asked for."""
-    trace = Trace(
-        2, np.zeros((2, 1, 1), np.uint8), step_T=np.zeros(2, int), decode_S=np.array([False])
-    )
+def test_a_summary_of_nothing_is_refused_by_name() -> None:
+    """It was an IndexError, or a table of nonsense."""
+    trace = Trace(2, np.zeros((2, 1, 1), np.uint8))
     for gammas, ranks, field in (((), 1, "gammas"), ((-1.0,), 1, "gammas"), ((1.0,), 0, "ranks")):
         with pytest.raises(UsageError, match=f"^{field}="):
             summarise(trace, gammas, ranks=ranks)
-    with pytest.raises(UsageError, match="only=prefill: choose one of prompts, decode"):
-        trace.only("prefill")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="step tokens=0: must be a whole number of at least 1"):
-        trace.in_steps(0)
 
 
 # Capacities on a trace are what loops count, on any placement.

@@ -144,30 +144,30 @@ def test_parts_have_their_loads_and_too_many_are_refused(
     for trace in (full(), COUNTED):
         assert trace.load(0) is trace.load(0)
         assert (trace.second_half().loads() == trace.loads()[trace.n_steps // 2 :]).all()
-        assert (trace.only("decode").loads() == trace.loads()[trace.decode_S]).all()
+        for kind, is_decode in (("prompts", False), ("decode", True)):
+            only = trace.only(kind)  # type: ignore[arg-type]
+            assert (only.loads() == trace.loads()[trace.decode_S == is_decode]).all()
+            assert only.decode_steps == is_decode * only.n_steps
+    assert len(full().only("prompts").score_TLK) == 2
+    again = in_known_steps(full(), 1, "prompts")
+    assert again.source.startswith("a test; assumed steps of 1 tokens")
+    assert (again.n_steps, again.decode_steps) == (2, 0)
     monkeypatch.setattr("capmoe_serve.trace._MOST_LOADS", 7)
     with pytest.raises(UsageError, match="2 steps × 4 experts are too many"):
         full().load(0)
 
 
-def test_steps_of_one_kind() -> None:
-    trace = full()
-    for kind, step in (("prompts", 0), ("decode", 1)):
-        only = trace.only(kind)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(only.loads(), trace.loads()[step : step + 1])
-        assert only.decode_steps == step
-        assert len(only.score_TLK) == only.n_tokens
-        again = in_known_steps(trace, 1, kind)  # type: ignore[arg-type]
-        assert again.source.startswith("a test; assumed steps of 1 tokens")
-        assert (again.n_steps, again.decode_steps) == (only.n_tokens, step * 1)
-    assert COUNTED.only("decode").n_steps == 2
-    assert COUNTED.only("prompts").n_steps == 1
+def test_steps_that_are_not_there_are_refused() -> None:
     with pytest.raises(UsageError, match="step tokens: the trace has prompts and decode steps"):
-        in_known_steps(trace, 2)
+        in_known_steps(full(), 2)
     with pytest.raises(UsageError, match="only=prompts: the trace has no such step"):
-        trace.only("decode").only("prompts")
+        full().only("decode").only("prompts")
     with pytest.raises(UsageError, match="only=decode: the trace does not say"):
         Trace(4, IDS).only("decode")
+    with pytest.raises(UsageError, match="only=prefill: choose one of prompts, decode"):
+        full().only("prefill")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="step tokens=0: must be a whole number of at least 1"):
+        full().in_steps(0)
 
 
 def test_a_packed_array_of_too_many_bytes_is_refused(
