@@ -2,8 +2,8 @@
 
 Words are split as a shell does. They run in a directory that has an empty ``file``, a directory
 ``truncated`` and one ``columns`` in hub layout whose OpenBookQA is cut off or lacks a column,
-``record.json``, which is no record, and ``gamma.yaml``, ``hf.yaml`` and ``folder.yaml``, options of
-lm-eval.
+``record.json``, which is no record, a directory ``pipes`` whose one record is a pipe, and
+``gamma.yaml``, ``hf.yaml`` and ``folder.yaml``, options of lm-eval.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.satellites import HAS_METHODS, HAS_ZOO
+from tests.satellites import HAS_METHODS, HAS_REPORT, HAS_ZOO
 
 WHOLE = "must be a whole number"
 FLAG = "must be true or false"
@@ -274,6 +274,56 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "mixtral --origins --out record.json --steps 9": "record.json",
     },
 }
+"""Those of the suite, and of packages/capmoe-zoo."""
+CLAIMS: Mapping[str, Mapping[str, str]] = {
+    "claims": {
+        "--out file": f"--out=file: {WRITE}",
+        "profile=tinny": "did you mean 'tiny'",
+        "profile=": "profile=: choose one of fresh, paper",
+        "profile=tiny profile=zoo": "profile is set before",
+        "results_dir=pipes": "results_dir=pipes: no whole record there",
+        "gamma=1.0": "key=gamma",
+        "results_dir=nowhere": "no such directory",
+        "nope": "key=nope: choose one of profile, results_dir",
+        "--nope": "--nope",
+    },
+    "export": {
+        "": "results_dir=DIR",
+        "results_dir=nowhere --parquet a": "results_dir=nowhere: no results directory with records",
+        "results_dir=pipes": "export: names nothing to write; add --lm-eval OUT or --parquet FILE",
+        "results_dir=pipes --parquet .": "--parquet=.: cannot be written",
+        "results_dir=pipes --lm-eval file": f"--lm-eval=file: {WRITE}",
+        "results_dir=pipes --lm-eval ''": "must be a path",
+        **{
+            f"results_dir=pipes --lm-eval pipes{below}": "is in the results directory"
+            for below in ("", "/exported", "/../pipes/exported")
+        },
+    },
+    "replicate": {
+        "": "no finished evaluation of experiment=replicate",
+        "profile=fresh": "the settings of the records that `capmoe-eval table results/fresh` shows",
+        "profile=tinny": "did you mean 'tiny'",
+        "experiment=table1": "experiment=table1",
+        "limit=0": "limit=0",
+        "gamma=1": "gamma=1",
+        "--out ''": "must be a path",
+        "--nope": "--nope",
+    },
+    "report": {
+        "--out file": f"--out=file: {WRITE}",
+        "profile=tinny": "did you mean 'tiny'",
+        "profile.name=../evil": "profile.name=../evil",
+        "experiment=table1": "experiment=table1",
+        "gama=1": "did you mean 'gamma'",
+        "results_dir=resutls/zoo": "results_dir=resutls/zoo: no whole record there",
+        "results_dir=pipes --all": "results_dir=pipes: no whole record there",
+        "'results_dir=[a]'": "results_dir=['a']: must be",
+        "limit=x": "limit=x: must be a whole number of at least 1",
+        "--bench=none": "--bench=none: no such directory",
+        "--nope": "--nope",
+    },
+}
+"""Those of packages/capmoe-report."""
 _RUN = "run --model capmoe --tasks piqa --model_args"
 LM_EVAL: Mapping[str, str] = {
     "run --model capmoe": "No tasks specified",
@@ -303,7 +353,8 @@ LM_EVAL: Mapping[str, str] = {
 def rows() -> Iterator[tuple[str, str, str]]:
     """Yield every command, its words, and what its line must say."""
     run = MAIN | (METHODS if HAS_METHODS else {})
-    for command, table in {"run": run, **REPORTS, "lm-eval": LM_EVAL}.items():
+    reports = {**REPORTS, **(CLAIMS if HAS_REPORT else {})}
+    for command, table in {"run": run, **reports, "lm-eval": LM_EVAL}.items():
         for words, said in table.items():
             if command != "train" or HAS_ZOO:
                 yield command, words, said

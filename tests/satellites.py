@@ -12,3 +12,4 @@ NEEDS_METHODS = pytest.mark.skipif(
     not HAS_METHODS, reason="needs packages/capmoe-methods, which make install installs"
 )
 HAS_ZOO = "train" in subcommands()
+HAS_REPORT = "report" in subcommands()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import shutil
 import sys
@@ -37,6 +38,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, hub: Path) -> Path:
     place = tmp_path_factory.mktemp("place")
     (place / "file").write_text("")
     (place / "record.json").write_text("{}")
+    (place / "pipes/zoo_olmoe/obqa").mkdir(parents=True)
+    os.mkfifo(place / "pipes/zoo_olmoe/obqa/score.json")
     for name, (model, options) in LM_EVAL_FILES.items():
         settings = f"model: {model}\ntasks: [piqa]\nmodel_args: {{pretrained: x, {options}\n"
         (place / name).write_text(settings)

@@ -1,3 +1,3 @@
 from __future__ import annotations
 
-from tests.conftest import datasets_cache, hub, one_thread, real_hub  # noqa: F401
+from tests.conftest import datasets_cache, hub, one_thread, real_hub, shell  # noqa: F401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from capmoe_bench.timings import Bench
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import read_data
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from fabricate import trainings
 from tests.records import layer, record_of
 
-from capmoe_report.evidence import Evidence
+from capmoe_report.evidence import TRAININGS, Evidence, read_trainings
 from capmoe_report.measures import Question, measure, noise_step, uniform_bound
 from capmoe_report.verdicts import Finding, Outcome
 
@@ -23,6 +25,22 @@ from capmoe_report.verdicts import Finding, Outcome
 def found_by(name: str, evidence: Evidence) -> list[Finding]:
     """What a measure finds, without its check."""
     return measure(name, evidence)[1:]
+
+
+def test_training_seeds_are_those_of_the_zoo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdicts on trained models, their training seeds included, are of them alone."""
+    monkeypatch.chdir(tmp_path)
+    assert read_trainings("zoo").empty
+    TRAININGS.parent.mkdir()
+    one = {"name": "mixtral", "origin": "scratch", "seed": 0, "steps": 9, "peaks": [3.0]}
+    TRAININGS.write_text(json.dumps({"trainings": [one]}))
+    assert [len(read_trainings(profile)) for profile in ("zoo", "tiny")] == [1, 0]
+    for text in ('{"trainings": [{}]}', "{}", "["):
+        TRAININGS.write_text(text)
+        with pytest.raises(UsageError, match="not a whole file of trainings"):
+            read_trainings("zoo")
 
 
 def balance(*peaks: list[float], accuracy: Mapping[str, float] | None = None) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import pandas as pd
 import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
@@ -22,11 +24,15 @@ from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import TABLES as LAYOUTS
+from capmoe_eval.report.tables.table import as_table
 from markupsafe import escape
+from tests.report.tables.test_render import LAYOUT, TOY
 
 from capmoe_report import report
-from capmoe_report.report import PAGES, build, main
+from capmoe_report.report import PAGES, build
+from capmoe_report.templates import render
 from tests import records
+from tests.conftest import Shell
 
 INDEX, TABLES, FIGURES, CLAIMS, RECORDS = PAGES
 
@@ -275,34 +281,24 @@ def test_a_profile_has_no_report_of_other_models_alone(
     assert "profile zoo: 2 records, 1 of other models" in capsys.readouterr().out
 
 
-def test_nothing_is_computed_yet(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_records_a_report_says_so_and_replaces_none_that_has_some(
+    site: Path, shell: Shell
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as done:
-        main(["profile=zoo"])
-    assert done.value.code == 0
-    assert "profile zoo: 0 records" in capsys.readouterr().out
+    status, out, _ = shell("report", "profile=zoo")
+    assert (status, "profile zoo: 0 records" in out) == (0, True)
     for page, words in {
         INDEX: "No evaluation is finished yet",
         RECORDS: "There are no records of this profile.",
         CLAIMS: "Not judged yet",
         FIGURES: "No figure has been drawn yet",
     }.items():
-        assert words in text(tmp_path, page)
-    assert "confirmed" not in printed(text(tmp_path, CLAIMS))
-
-
-def test_a_report_is_not_replaced_by_nothing(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(site / "reports", "reports")
+        assert words in text(shell.cwd, page)
+    assert "confirmed" not in printed(text(shell.cwd, CLAIMS))
+    shutil.copytree(site / "reports", "reports", dirs_exist_ok=True)
     before = {page: page.stat().st_mtime_ns for page in Path("reports").iterdir()}
-    with pytest.raises(SystemExit) as done:
-        main(["profile=zoo"])
-    assert done.value.code == 2
-    assert capsys.readouterr().err.endswith(
+    status, _, err = shell("report", "profile=zoo")
+    assert status == 2
+    assert err.endswith(
         "--out=reports: has a report of records, and no whole record is in results/local-zoo; "
         "choose another profile, results_dir=DIR that has records, or another --out\n"
     )
@@ -320,3 +316,24 @@ def test_only_a_command_that_is_killed_fails_the_report(
     assert report._run([["table", "2"], ["figure", "1"]]) == 0, "the site says what is missing"
     assert report._run([["table", str(-signal.SIGKILL)], ["claims", "0"]]) == 128 + signal.SIGKILL
     assert "table was killed (signal 9)" in capsys.readouterr().err
+
+
+def to_html(table: pd.DataFrame) -> str:
+    return render("site/table.html", table=table, **report.TABLE_PARTS)
+
+
+def test_a_table_is_the_golden_element_and_its_rows_lead_to_their_records() -> None:
+    """By what a page of records chooses: also by γ of the baseline, whose sign is a space bare."""
+    golden = Path(__file__).with_name("golden") / "toy.html"
+    assert to_html(TOY) + "\n" == golden.read_text(encoding="utf-8")
+    row = {"block": 0, "Method": "M", "model": "a&b", "column": "x", "value": 1.0}
+    rows = [
+        row | {"line": 0, "method": "baseline", "gamma": math.inf},
+        row | {"line": 1, "method": "score", "gamma": 1.0},
+    ]
+    written = to_html(as_table(LAYOUT, ["Method"], rows))
+    links = map(html.unescape, re.findall('<a href="records.html#(.*?)">M</a>', written))
+    assert [dict(parse_qsl(link)) for link in links] == [
+        {"model": "a&b", "method": "baseline", "gamma": "+∞"},
+        {"model": "a&b", "method": "score", "gamma": "1"},
+    ]

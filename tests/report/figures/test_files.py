@@ -19,27 +19,20 @@ from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import read_record
-from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, gather
 from capmoe_eval.report.tables.sweep import share_interval
 from capmoe_eval.results.frames import read
+from tests.conftest import Shell
 from tests.records import plausible, record_of
 
 
-def run(*words: str | Path) -> int:
-    with pytest.raises(SystemExit) as done:
-        command.main([str(word) for word in words])
-    assert isinstance(done.value.code, int)
-    return done.value.code
-
-
 @pytest.mark.slow
-def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
-    root, ours, theirs = (tmp_path / name for name in ("results", "ours", "theirs"))
+def test_another_process_writes_the_same_bytes(shell: Shell) -> None:
+    root, ours, theirs = (Path(name).absolute() for name in ("results", "ours", "theirs"))
     for plan in FigurePlans([f"results_dir={root}"]).plan("baseline"):
         plausible(plan.cell, root).write()
-    assert run("fig2", f"results_dir={root}", "--out", ours) == 0
+    assert shell("figure", "fig2", f"results_dir={root}", f"--out={ours}")[0] == 0
     words = ["fig2", f"results_dir={root}", f"--out={theirs}"]
     environment = os.environ | {"PYTHONHASHSEED": "7", "SOURCE_DATE_EPOCH": "86400"}
     code = (
@@ -55,12 +48,9 @@ def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
         assert len({path.read_bytes() for path in pair}) == 1, name
 
 
-def test_a_missing_a_broken_and_a_foreign_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = tmp_path / "results"
-    experiment = FigurePlans([f"results_dir={root}"])
-    planned = experiment.plan("baseline")
+def test_a_missing_a_broken_and_a_foreign_record(shell: Shell) -> None:
+    root, out = Path("results"), Path("out/zoo/figures")
+    planned = FigurePlans([f"results_dir={root}"]).plan("baseline")
     for plan in planned:
         plausible(plan.cell, root).write()
     gone, cut, partial = planned[0].path, planned[1].path, planned[2].path
@@ -71,12 +61,12 @@ def test_a_missing_a_broken_and_a_foreign_record(
     partial.write_bytes(sealed(told))
     (root / "note.json").write_text("{}")  # none of the figure's cells: not looked at
 
-    assert run("fig2", "--formats=svg", f"results_dir={root}", "--out", tmp_path) == 0
-    errors = capsys.readouterr().err
+    status, _, errors = shell("figure", "fig2", "--formats=svg", f"results_dir={root}", "--out=out")
+    assert status == 0
     assert "fig2: 3 of 6 records are missing" in errors
     assert str(cut) in errors
-    told = json.loads((tmp_path / "zoo/figures/fig2.json").read_text())
-    rows = pd.read_csv(tmp_path / "zoo/figures/fig2.csv")
+    told = json.loads((out / "fig2.json").read_text())
+    rows = pd.read_csv(out / "fig2.csv")
     assert list(rows["task"].unique()) == ["WinoGrande", "BoolQ", "MMLU"]
     notes = "\n".join(told["notes"])
     assert f"Left out: {cut}: not a whole record" in notes
@@ -89,26 +79,20 @@ def test_a_missing_a_broken_and_a_foreign_record(
     assert command in notes
 
 
-def test_nothing_to_draw_is_an_error_of_that_figure_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    some = "fig9,fig1,fig13,fig14,fig11,fig7"
-    nowhere = f"results_dir={tmp_path}/none"
-    assert run("fig1", nowhere, "--out", tmp_path) == 2
-    error = capsys.readouterr().err
-    assert error == (
+def test_nothing_to_draw_is_an_error_of_that_figure_alone(shell: Shell) -> None:
+    assert shell("figure", "fig1", "results_dir=none")[::2] == (
+        2,
         "error: fig1: has none of its 1 records; compute them: capmoe-eval run "
-        f"{nowhere} model=zoo_olmoe method=baseline tasks=obqa\n"
+        "results_dir=none model=zoo_olmoe method=baseline tasks=obqa\n",
     )
-    only = tmp_path / "results"
-    experiment = FigurePlans([f"results_dir={only}"])
-    plan = experiment.plan("baseline")[0]
-    plausible(plan.cell, only).write()
-    assert run(some, "--formats", "svg", f"results_dir={only}", "--out", tmp_path) == 1
-    files = {path.stem for path in (tmp_path / "zoo/figures").glob("*.svg")}
+    plan = FigurePlans(["results_dir=only"]).plan("baseline")[0]
+    plausible(plan.cell, Path("only")).write()
+    some = "fig9,fig1,fig13,fig14,fig11,fig7"
+    status, _, errors = shell("figure", some, "--formats", "svg", "results_dir=only")
+    assert (status, "error: fig11: has none of its 3 records" in errors) == (1, True)
+    files = {path.stem for path in Path("reports/zoo/figures").glob("*.svg")}
     # One baseline record, of OBQA, serves the figures of load and routing of that model.
     assert files == {"fig1", "fig13", "fig7"}
-    assert "error: fig11: has none of its 3 records" in capsys.readouterr().err
 
 
 MINE = ["model=custom", "model.name=mine"]
@@ -128,15 +112,10 @@ def of_mine(root: Path, *words: str) -> None:
     ("source", "name"), [("miniworld", "miniworld"), ("hub", "local-hub"), ("mine", "mine")]
 )
 def test_a_users_model_is_drawn_by_its_name_and_directory(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    source: str,
-    name: str,
+    shell: Shell, source: str, name: str
 ) -> None:
     """What else its records were computed with they say themselves, and whose documents."""
-    monkeypatch.chdir(tmp_path)
-    root, own = tmp_path / "results", [*MINE, f"results_dir={tmp_path}/results"]
+    root, own = Path("results"), [*MINE, "results_dir=results"]
     if source != "miniworld":
         Path(source).mkdir()
     common = ["tasks=[obqa,piqa]", f"data.root={source}"]
@@ -147,58 +126,51 @@ def test_a_users_model_is_drawn_by_its_name_and_directory(
     cell = read_record(path, root).cell
     task = dataclasses.replace(cell.task, name="animals")  # their own, which tells less
     plausible(dataclasses.replace(cell, task=task, data="hub"), root).write()
-    written = ["--formats=svg", "--out", tmp_path]
     names = ["fig1", "fig7", "fig8", "fig12"]
-    assert run(",".join(names), *own, *written) == 0
+    assert shell("figure", ",".join(names), *own, "--formats=svg")[0] == 0
     for figure in names:
-        rows = pd.read_csv(tmp_path / f"custom/figures/{figure}.csv")
+        rows = pd.read_csv(f"reports/custom/figures/{figure}.csv")
         assert list(rows["model"].unique()) == ["mine"]
-    capsys.readouterr()
-    assert run("fig12,v1_fig7", "--missing", *own) == 0
-    printed = capsys.readouterr().out.splitlines()
+    status, printed, _ = shell("figure", "fig12,v1_fig7", "--missing", *own)
+    assert status == 0
     sources = gather(get_figure("fig12"), FigurePlans(own))
-    (first, *_) = printed
+    (first, *_) = printed.splitlines()
     (plan, *_) = plans(composed([word for word in shlex.split(first)[2:] if "," not in word]))
     assert plan.cell.model.pretrained == "tiny:mixtral"
     assert (plan.cell.limit, plan.cell.data) == (4, name)
     assert ("data.root=DIRECTORY" in first) == (source != "miniworld")
     assert (sources.planned, sources.n_absent) == (66, 60)
-    assert run("fig1", "model=custom", "model.name=yours", own[-1], *written) == 2
-    error = capsys.readouterr().err
-    assert f"model.name=yours: has no record in {root}; name its weights, too" in error
-    elsewhere = [own[-1], "model.pretrained=tiny:mixtral", "data.root=banking77", "limit=4"]
-    assert run("fig1", *MINE, *elsewhere, *written) == 2
-    words = (
-        f"data.root={name}" if source == "miniworld" else f"data.root=DIRECTORY data.name={name}"
-    )
-    assert f"({words} shows those of other documents); compute" in capsys.readouterr().err
+    status, _, error = shell("figure", "fig1", "model=custom", "model.name=yours", own[-1])
+    assert status == 2
+    assert "model.name=yours: has no record in results; name its weights, too" in error
+    elsewhere = ["model.pretrained=tiny:mixtral", "data.root=banking77", "limit=4"]
+    status, _, error = shell("figure", "fig1", *own, *elsewhere)
+    words = f"data.root={name}" if source == name == "miniworld" else f"DIRECTORY data.name={name}"
+    assert (status, f"{words} shows those of other documents); compute" in error) == (2, True)
 
 
-def test_a_model_with_a_baseline_alone_is_drawn_or_refused_in_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_with_a_baseline_alone_is_drawn_or_refused_in_words(shell: Shell) -> None:
     """Columns without a row have no type of their own, by which two figures failed."""
-    words = [*MINE, "model.pretrained=nowhere", f"results_dir={tmp_path}/results"]
+    words = [*MINE, "model.pretrained=nowhere", "results_dir=results"]
     experiment = FigurePlans(words)
     for spec in figures().values():
         subject = experiment.of(spec.experiment)
         for plan in itertools.chain(*map(subject.plan, spec.parts)):
             if plan.cell.method.is_stock:
-                plausible(plan.cell, tmp_path / "results").write()
-    run("all", "--formats=", "--out", tmp_path, *words)
-    errors = capsys.readouterr().err
+                plausible(plan.cell, Path("results")).write()
+    _, _, errors = shell("figure", "all", "--formats=", *words)
     assert "traceback" not in errors
-    assert (tmp_path / "custom/figures/v1_fig7.json").is_file()
+    assert Path("reports/custom/figures/v1_fig7.json").is_file()
 
 
-def test_any_directory_is_drawn_against_gamma(tmp_path: Path) -> None:
-    root = tmp_path / "mine"
+def test_any_directory_is_drawn_against_gamma(shell: Shell) -> None:
+    root = Path("mine")
     of_mine(root, "method=baseline", "tasks=[obqa,piqa]")
     for gamma, size in (("0.5", 8), ("1.0", 8), ("1.0", 16)):
         words = [f"gamma={gamma}", f"batch_size={size}"]
         of_mine(root, "method=score", "tasks=[obqa,piqa]", *words)
-    assert run(root, "--formats=svg", "--out", tmp_path / "out") == 0
-    rows = pd.read_csv(tmp_path / "out/mine/figures/sweep.csv")
+    assert shell("figure", "mine", "--formats=svg")[0] == 0
+    rows = pd.read_csv("reports/mine/figures/sweep.csv")
     assert list(zip(rows["line"], rows["gamma"].fillna(-1), strict=True)) == [
         ("Baseline", -1),
         ("Token Drop, batch_size=16", 1.0),
@@ -217,19 +189,16 @@ def test_any_directory_is_drawn_against_gamma(tmp_path: Path) -> None:
     assert row["straggler"] == pytest.approx(at_half["load.mean_peak_after"].mean())
 
 
-def test_of_a_directory_the_tasks_are_drawn_that_show_most_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_directory_the_tasks_are_drawn_that_show_most_results(shell: Shell) -> None:
     """One setting on a task of its own took all others out of the picture, without a word."""
-    root = tmp_path / "mine"
+    root = Path("mine")
     for gamma in ("0.5", "1.0", "1.5"):
         of_mine(root, "method=score", f"gamma={gamma}", "tasks=[obqa,piqa]")
     of_mine(root, "method=score", "gamma=2.0", "tasks=obqa")
     of_mine(root, "method=baseline", "tasks=[obqa,rte]")
-    assert run(root, "--formats=", "--out", tmp_path / "out") == 0
-    rows = pd.read_csv(tmp_path / "out/mine/figures/sweep.csv")
-    assert rows["gamma"].tolist() == [0.5, 1.0, 1.5]
-    errors = capsys.readouterr().err
+    status, _, errors = shell("figure", "mine", "--formats=")
+    assert status == 0
+    assert pd.read_csv("reports/mine/figures/sweep.csv")["gamma"].tolist() == [0.5, 1.0, 1.5]
     assert "sweep: Left out of mine, as few settings have them: rte." in errors
     assert (
         "sweep: No mean over tasks of Baseline of mine, Token Drop of mine at γ=2: piqa" in errors
@@ -237,11 +206,11 @@ def test_of_a_directory_the_tasks_are_drawn_that_show_most_results(
 
 
 @pytest.mark.parametrize("right", [0, 8])
-def test_an_interval_of_a_share_is_of_what_a_share_can_be(right: int, tmp_path: Path) -> None:
+def test_an_interval_of_a_share_is_of_what_a_share_can_be(right: int, shell: Shell) -> None:
     (plan,) = plans(composed([*MINE, "model.pretrained=x", "method=baseline", "tasks=obqa"]))
-    record_of(plan.cell.method, [1.0] * right + [0.0] * (8 - right), root=tmp_path / "mine").write()
-    assert run(tmp_path / "mine", "--formats=", "--out", tmp_path / "out") == 0
-    (row,) = pd.read_csv(tmp_path / "out/mine/figures/sweep.csv").to_dict("records")
+    record_of(plan.cell.method, [1.0] * right + [0.0] * (8 - right), root=Path("mine")).write()
+    assert shell("figure", "mine", "--formats=")[0] == 0
+    (row,) = pd.read_csv("reports/mine/figures/sweep.csv").to_dict("records")
     wilson = binomtest(right, 8).proportion_ci(method="wilson")
     assert (row["score_low"], row["score_high"]) == pytest.approx(
         (100 * wilson.low, 100 * wilson.high), abs=0.01

@@ -14,28 +14,11 @@ from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.routing.registry import create_method
+from tests.conftest import Shell
 from tests.project import ROOT
 from tests.records import planned, record_of, write_all
 from tests.report.tables import measured
 from tests.satellites import NEEDS_METHODS
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Command:
-    """Runs the command in an empty directory: status, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as done:
-            tables.main(words)
-        out, err = capsys.readouterr()
-        return int(done.value.code or 0), out, err
-
-    return run
 
 
 def graded(cell: Cell) -> list[int]:
@@ -45,19 +28,19 @@ def graded(cell: Cell) -> list[int]:
 
 
 @NEEDS_METHODS
-def test_the_rows_are_those_of_the_methods_that_the_grid_names(command: Command) -> None:
+def test_the_rows_are_those_of_the_methods_that_the_grid_names(shell: Shell) -> None:
     """Also of one that the paper's table lacks, as is a user's own."""
     finished = "baseline,score,oea"
     words = ("profile=tiny", "grid.model=[tiny_olmoe]", f"grid.method=[{finished},xshare]")
     write_all(planned("experiment=table2", *words[:2], f"grid.method=[{finished}]"), graded)
-    _, out, _ = command("table2", *words, "expert_budget=0.5")
+    _, out, _ = shell("table", "table2", *words, "expert_budget=0.5")
     column = pd.read_csv("reports/tiny/table2.csv").query("column == 'OBQA'")
     assert column["Method"].tolist() == ["Baseline", "Token Drop", "OEA †", "XShare †"]
     assert column["value"].notna().tolist() == [True, True, True, False]
     assert "method=xshare" in out
     assert "expert_budget=0.5" in out
     assert "†: added by the command line" in out
-    _, out, _ = command("table2", "profile=tiny", "grid.model=[tiny_olmoe]")
+    _, out, _ = shell("table", "table2", "profile=tiny", "grid.model=[tiny_olmoe]")
     assert "†" not in out
     assert "Expanded Drop" in out
 
@@ -74,14 +57,14 @@ def test_the_rows_are_those_of_the_methods_that_the_grid_names(command: Command)
     ],
 )
 def test_a_grid_of_ones_own_has_rows_and_columns_of_what_it_names(
-    command: Command, name: str, others: list[str], printed: int
+    shell: Shell, name: str, others: list[str], printed: int
 ) -> None:
     """A γ and a task that the paper's table lacks are there, and no empty column is."""
     words = ("model=custom", "model.name=mine", "model.pretrained=nowhere", "grid.seed=[0]")
     words += ("tasks=[obqa,piqa,gsm8k]", "grid.gamma=[0.5,1.0,1.5,2.0]")
     plans = planned(f"experiment={name}", *words)
     write_all(plans, graded)
-    assert command(name, *words)[0] == 0
+    assert shell("table", name, *words)[0] == 0
     table = pd.read_csv(f"reports/custom/{name}.csv")
     assert set(table["column"].str.lower()) == {"obqa", "piqa", "gsm8k", "avg."}
     assert set(table["status"]) == {"measured"}
@@ -91,14 +74,14 @@ def test_a_grid_of_ones_own_has_rows_and_columns_of_what_it_names(
 
 
 @pytest.mark.parametrize("name", ["hub", "mine"])
-def test_a_model_of_ones_own_is_described_by_its_records(command: Command, name: str) -> None:
+def test_a_model_of_ones_own_is_described_by_its_records(shell: Shell, name: str) -> None:
     """Its weights, settings and documents are; every command says all of them."""
     Path(name).mkdir()
     model = ["model=custom", "model.name=mine", "results_dir=elsewhere"]
     grid = ["tasks=[obqa,piqa]", "grid.gamma=[0.5,1.0]", "grid.method=[baseline,score]"]
     words = ["model.pretrained=nowhere", "limit=40", f"data.root={name}"]
     write_all(planned("experiment=table1", *model, *words, *grid)[1:], graded)
-    status, out, _ = command("table1", *model, *grid)
+    status, out, _ = shell("table", "table1", *model, *grid)
     assert status == 0
     column = pd.read_csv("reports/custom/table1.csv").query("column == 'PIQA'")
     assert set(column["status"]) == {"measured"}
@@ -111,76 +94,76 @@ def test_a_model_of_ones_own_is_described_by_its_records(command: Command, name:
     assert queries == f"capmoe-eval run experiment=table4 {' '.join(model)} {settings}"
 
 
-def test_a_table_says_where_the_numbers_of_2k_and_3k_are_of_another_k(command: Command) -> None:
+def test_a_table_says_where_the_numbers_of_2k_and_3k_are_of_another_k(shell: Shell) -> None:
     """They are a profile's; a record knows the k of its model, here 2."""
     words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "tasks=obqa"]
     for m, is_wrong in (("[16,24]", True), ("[4,6]", False)):
         write_all(planned("experiment=table11", *words, f"profile.m={m}"), graded)
-        _, out, _ = command("table11", *words, f"profile.m={m}")
+        _, out, _ = shell("table", "table11", *words, f"profile.m={m}")
         assert ("But mine has k = 2; set profile.m=" in out) == is_wrong
     assert "On mine, 2k = 4, 3k = 6." in out
 
 
-def test_records_of_a_model_of_the_suite_tell_their_documents_alone(command: Command) -> None:
+def test_records_of_a_model_of_the_suite_tell_their_documents_alone(shell: Shell) -> None:
     """Of one's own model they tell the settings, too, which conf/model/ has for the others."""
     Path("hub").mkdir()
     words = ["model=tiny_olmoe", "results_dir=elsewhere", "tasks=obqa", "grid.method=[baseline]"]
     write_all(planned("experiment=table1", *words, "data.root=hub"), graded)
-    _, out, _ = command("table1", *words)
+    _, out, _ = shell("table", "table1", *words)
     assert "Documents are those of local-hub, a directory" in out
     write_all(planned("experiment=table1", *words, "data.root=hub", "limit=4"), graded)
-    assert command("table1", *words)[1] == out
+    assert shell("table", "table1", *words)[1] == out
 
 
 @pytest.mark.parametrize(
     ("weights", "is_copy"), [("copy", True), ("allenai/OLMoE-1B-7B-0924", False)]
 )
 def test_a_copy_beside_what_the_paper_prints_is_called_one(
-    command: Command, weights: str, is_copy: bool
+    shell: Shell, weights: str, is_copy: bool
 ) -> None:
     """Its name is a claim of the user, which no record can prove."""
     Path("copy").mkdir()
     words = ["model=olmoe", f"model.pretrained={weights}", "tasks=obqa", "grid.method=[baseline]"]
     write_all(planned("experiment=table1", *words), graded)
-    _, out, _ = command("table1", *words)
+    _, out, _ = shell("table", "table1", *words)
     assert "published:" in out
     assert ("OLMoE is a checkpoint in a directory" in out) == is_copy
 
 
-def test_missing_cells_of_a_users_task_are_computed_from_its_file(command: Command) -> None:
+def test_missing_cells_of_a_users_task_are_computed_from_its_file(shell: Shell) -> None:
     """The name alone is no task of the suite."""
     Path("mine.yaml").write_text(
         "{task: my_task, dataset_path: json, output_type: multiple_choice}"
     )
     words = ["profile=tiny", "grid.model=[tiny_olmoe]", "tasks=[obqa,mine.yaml]"]
-    _, out, _ = command("table2", *words)
+    _, out, _ = shell("table", "table2", *words)
     assert "'tasks=[obqa,mine.yaml]'" in out
 
 
-def test_what_tasks_share_divides_the_rows_of_a_directory(command: Command) -> None:
+def test_what_tasks_share_divides_the_rows_of_a_directory(shell: Shell) -> None:
     """Numbers of two settings stood in one row, and in its mean, if they shared no task."""
     words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "results_dir=sweeps"]
     words += ["method=score", "gamma=1.0"]
     for task, setting in (("obqa", "ep_size=8"), ("piqa", "ep_size=2"), ("rte", "limit=8")):
         write_all(planned(*words, f"tasks={task}", setting), graded)
-    assert command("sweeps")[0] == 0
+    assert shell("table", "sweeps")[0] == 0
     table = pd.read_csv("reports/sweeps/sweep.csv").dropna(subset="value")
     settings = table.groupby("column")["Settings"].first()
     assert settings[["obqa", "piqa", "rte"]].tolist() == ["ep_size=8", "ep_size=2", "ep_size=1"]
 
 
-def test_records_of_ones_own_model_that_a_table_leaves_out_are_counted(command: Command) -> None:
+def test_records_of_ones_own_model_that_a_table_leaves_out_are_counted(shell: Shell) -> None:
     """It showed one of several settings without a word."""
     words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "results_dir=sweeps"]
     grid = ["tasks=obqa", "grid.method=[baseline,score]"]
     for setting in ("ep_size=2", "ep_size=4", "limit=8"):
         write_all(planned("experiment=table2", *words, *grid, setting), graded)
     write_all(planned(*words, "tasks=obqa", "method=order", "gamma=1.0", "ep_size=8"), graded)
-    _, out, _ = command("table2", *words, *grid, "ep_size=2")
+    _, out, _ = shell("table", "table2", *words, *grid, "ep_size=2")
     assert "Left out: 3 of other settings;" in out  # of two methods, and one baseline
 
 
-def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
+def test_a_directory_of_any_records_is_a_table(shell: Shell) -> None:
     """Seeds are averaged; a knob that differs within a method is said, and intervals are shown."""
     base, score, device = (
         create_method("baseline"),
@@ -195,7 +178,7 @@ def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
             record_of(
                 method, list(map(float, correct)), task=task, root=Path("sweeps/mine")
             ).write()
-    status, out, _ = command("sweeps/mine")
+    status, out, _ = shell("table", "sweeps/mine")
     assert status == 0
     assert "granularity=device" in out
     assert "Missing cells" not in out
@@ -210,34 +193,34 @@ def test_a_directory_of_any_records_is_a_table(command: Command) -> None:
     assert obqa["low"][0] == pytest.approx(91.24, abs=0.01)  # Wilson's of 40 of 40
     assert not table["best"].any(), "a metric may be the better the lower it is"
     Path("empty").mkdir()
-    assert command("empty")[2].startswith("error: empty: has no whole record")
-    assert "leave out limit=4" in command("sweeps/mine", "limit=4")[2]
+    assert shell("table", "empty")[2].startswith("error: empty: has no whole record")
+    assert "leave out limit=4" in shell("table", "sweeps/mine", "limit=4")[2]
 
 
-def test_bits_per_byte_are_shown_in_the_digits_in_which_methods_differ(command: Command) -> None:
-    output = command(str(ROOT / "results" / "real"))[1]
+def test_bits_per_byte_are_shown_in_the_digits_in_which_methods_differ(shell: Shell) -> None:
+    output = shell("table", str(ROOT / "results" / "real"))[1]
     assert "| 1.1260 | 1.1611 | 1.1155 | 61.8 (59.6–64.0) |" in output
 
 
-def test_an_empty_table_names_the_records_of_other_settings(command: Command) -> None:
+def test_an_empty_table_names_the_records_of_other_settings(shell: Shell) -> None:
     write_all(planned("experiment=table3", "eval_seed=7"), graded)
-    out = command("table3")[1]
+    out = shell("table", "table3")[1]
     assert "has records of other settings" in out
-    assert "records of other settings" not in command("table3", "eval_seed=7")[1]
+    assert "records of other settings" not in shell("table", "table3", "eval_seed=7")[1]
     Path("hub").mkdir()
-    out = command("table3", "data.root=hub", "eval_seed=7", "--out=other")[1]
+    out = shell("table", "table3", "data.root=hub", "eval_seed=7", "--out=other")[1]
     assert "has records of other documents (data.root=miniworld); " in out
 
 
 def test_all_tables_are_rendered_by_one_command(
-    command: Command, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered = ["table3", "table5", "table6", "table2_v1"]
     few = tuple(table for table in TABLES if table.key in rendered)
     monkeypatch.setattr(tables, "TABLES", few)  # to save time
     write_all(planned("experiment=table3"), graded)
-    status, out, _ = command("all")
-    assert command("all", "--out", "two")[0] == status == 0
+    status, out, _ = shell("table", "all")
+    assert shell("table", "all", "--out", "two")[0] == status == 0
     for path in Path("reports/zoo").iterdir():
         assert path.read_bytes() == (Path("two/zoo") / path.name).read_bytes()
     lines = dict(line.split(": ", 1) for line in out.splitlines())
@@ -257,7 +240,7 @@ def test_all_tables_are_rendered_by_one_command(
     ],
 )
 def test_what_is_wrong_with_a_record_is_said_and_breaks_nothing(
-    command: Command, damage: Callable[[Path], object], told: str
+    shell: Shell, damage: Callable[[Path], object], told: str
 ) -> None:
     plans = planned("experiment=table3")
     damage(write_all(plans, graded)[-1])
@@ -269,7 +252,7 @@ def test_what_is_wrong_with_a_record_is_said_and_breaks_nothing(
     assert told in "".join(table.attrs["notes"])
     (missing,) = table.attrs["commands"]
     assert [p.cell for p in planned(*shlex.split(missing)[2:])] == [plans[-1].cell]
-    assert command("table3")[0] == 0
+    assert shell("table", "table3")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -281,13 +264,13 @@ def test_what_is_wrong_with_a_record_is_said_and_breaks_nothing(
     ],
 )
 def test_a_row_shows_the_record_of_the_same_computation(
-    command: Command, name: str, words: tuple[str, ...], row: str, method: str | None
+    shell: Shell, name: str, words: tuple[str, ...], row: str, method: str | None
 ) -> None:
     """One round is Token Drop; one device of all experts drops nothing from γ=1 on."""
     words = ("profile=zoo", "grid.model=[zoo_olmoe]", *words)
     plans = planned(f"experiment={name}", *words)
     write_all(plans, lambda cell: [1, 0, 1, 1] if cell.method.name == "baseline" else [1, 0, 0, 0])
-    assert command(name, *words)[0] == 0
+    assert shell("table", name, *words)[0] == 0
     table = tables.measured_table(name, words)
     assert not table.attrs["commands"]
     rows = table[table["Method"] == row]
