@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig
 
+from capmoe_eval.evaluation.run_command import usage
+from capmoe_eval.experiment import datasource
 from capmoe_eval.experiment.composition import composed, load_option, options
 from capmoe_eval.experiment.configuration import expand_parts, plans
+from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.experiment.observation import observer_options
+from capmoe_eval.experiment.settings import keys
+from capmoe_eval.routing.registry import (
+    knobs,
+)
 from tests.records import planned
 
 
@@ -73,3 +82,52 @@ def test_a_task_may_have_documents_of_its_own(tmp_path: Path) -> None:
     assert [plan.cell.data for plan in planned(*words)] == ["easy_vqa", "mine"]
     words = ["tasks=easy_vqa", "tasks.easy_vqa.data_root=null", "data.root=miniworld"]
     assert planned(*words)[0].cell.data == "miniworld"
+
+
+# Every knob is described where users look: in ``--help`` and in the documentation's table.
+
+
+def test_the_help_names_every_key_and_every_option() -> None:
+    lines = usage("all").splitlines()
+    assert max(map(len, lines)) <= 100
+    first = [line.split()[0] for line in lines if re.match(r"  \w", line)]
+    paragraphs = knobs().keys() | observer_options().keys()
+    assert paragraphs <= {line.partition("=")[0] for line in lines}
+    keys_of_runs = (keys().keys() - paragraphs) | {"data.root", "data.name"}
+    assert keys_of_runs - set(first) == set()
+    words = set(re.findall(r"\w+", usage("all")))
+    for group in ("model", "tasks", "experiment", "profile", "variant"):
+        assert group in first
+        assert set(options(group)) <= words
+
+
+# The fingerprint of a dataset: of the documents that are read, wherever they lie.
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hash anew each time: within one process a hash is kept."""
+    monkeypatch.setattr(datasource, "_hash_files", datasource._hash_files.__wrapped__)
+
+
+def dataset(root: Path, text: str = "old") -> Path:
+    home = root / "org/data"
+    (home / "main").mkdir(parents=True)
+    (home / "README.md").write_text("---\nconfigs: []\n---\n")
+    (home / "main/test.parquet").write_text(text)
+    return home
+
+
+@pytest.mark.parametrize("linked", ["org/data", "org/data/main/test.parquet"])
+def test_what_a_link_leads_to_is_hashed(tmp_path: Path, linked: str, fresh: None) -> None:
+    plain, root = tmp_path / "plain", tmp_path / "root"
+    dataset(plain)
+    dataset(root)
+    (tmp_path / "elsewhere").mkdir()
+    moved = tmp_path / "elsewhere" / Path(linked).name
+    (root / linked).rename(moved)
+    (root / linked).symlink_to(moved)
+    before = DataSource("mine", root).fingerprint("org/data")
+    assert before == DataSource("mine", plain).fingerprint("org/data")
+    (root / "org/data/main/test.parquet").write_text("new")
+    assert DataSource("mine", root).fingerprint("org/data") != before

@@ -9,7 +9,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from fabricate import evidence, record
-from tests.experiment.test_backend import STATIC, VLLM, of
+from tests.experiment.test_cell import STATIC, VLLM, of
 from tests.records import record_of
 
 from capmoe_report.evidence import Evidence, Side, idle_notes
