@@ -121,10 +121,7 @@ def test_what_nobody_expected_is_one_line_and_a_file(
 
 
 # The words of a command, and the module that it imports inside the boundary.
-PROGRAMS = {
-    "": "evaluation.run_command",
-    "table": "report.tables.command",
-}
+PROGRAMS = {"": "evaluation.run_command", "table": "report.tables.command"}
 _BROKEN = """
 import runpy, sys
 class Finder:

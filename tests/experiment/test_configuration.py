@@ -16,9 +16,7 @@ from capmoe_eval.experiment.configuration import expand_parts, plans
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.settings import keys
-from capmoe_eval.routing.registry import (
-    knobs,
-)
+from capmoe_eval.routing.registry import knobs
 from tests.records import planned
 
 

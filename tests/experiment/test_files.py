@@ -98,10 +98,7 @@ def test_what_is_neither_a_file_nor_a_device_is_refused(
         (tmp_path / "link").symlink_to(path)
         path = tmp_path / "link"
     before = {each: each.lstat().st_ino for each in tmp_path.iterdir()}
-    for refused in (
-        lambda: atomic.check_file("json", path),
-        lambda: writing_text("json", path),
-    ):
+    for refused in (lambda: atomic.check_file("json", path), lambda: writing_text("json", path)):
         with pytest.raises(UnwritableError, match=rf"^json={path}: cannot be written \(") as line:
             refused()
         assert "\n" not in str(line.value)

@@ -217,10 +217,7 @@ def test_the_end_of_a_run_packs_many_files_where_nobody_computes(root: Path) -> 
 
 @pytest.mark.parametrize(
     ("words", "line"),
-    [
-        ([], "2 files packed; 6 records in ."),
-        (["--unpack"], "0 files unpacked; 6 records in ."),
-    ],
+    [([], "2 files packed; 6 records in ."), (["--unpack"], "0 files unpacked; 6 records in .")],
 )
 def test_the_command_packs(root: Path, shell: Shell, words: list[str], line: str) -> None:
     assert shell.cwd == root

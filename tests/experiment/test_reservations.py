@@ -115,9 +115,7 @@ def test_who_waits_says_for_whom_once(record: Path, monkeypatch: pytest.MonkeyPa
 
         with hold(record, warn):
             assert holder_of(record) == HERE
-    assert warned == [
-        f"waiting for {socket.gethostname()}:{process.pid}, which holds {record}",
-    ]
+    assert warned == [f"waiting for {socket.gethostname()}:{process.pid}, which holds {record}"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])

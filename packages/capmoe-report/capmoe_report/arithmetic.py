@@ -15,14 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
-from capmoe_eval.paper.printed import (
-    AVERAGE,
-    PrintedRow,
-    Where,
-    figure,
-    find_row,
-    find_rows,
-)
+from capmoe_eval.paper.printed import AVERAGE, PrintedRow, Where, figure, find_row, find_rows
 
 from capmoe_report.margins import Expectation, in_points, pairs
 from capmoe_report.verdicts import BEYOND, Finding, Outcome, listed, unanimous, weigh

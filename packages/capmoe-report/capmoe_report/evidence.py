@@ -317,10 +317,7 @@ class Evidence:
 
 
 def evidence_of(
-    profile: str,
-    records: Iterable[Record],
-    models: frozenset[str] | None = None,
-    **rest: Any,
+    profile: str, records: Iterable[Record], models: frozenset[str] | None = None, **rest: Any
 ) -> Evidence:
     """Return the evidence that some records of a profile are, with what belongs to the profile.
 

@@ -446,10 +446,7 @@ def noise_step(experts: int, top_k: int, fall: float) -> float:
 
 @cache
 def uniform_bound(
-    quantity: Literal["pad_waste", "mean_peak_before"],
-    experts: int,
-    top_k: int,
-    mean_load: float,
+    quantity: Literal["pad_waste", "mean_peak_before"], experts: int, top_k: int, mean_load: float
 ) -> float:
     """Return what a uniform router exceeds in 5 % of simulated capacity groups, seeded.
 

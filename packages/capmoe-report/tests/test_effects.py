@@ -76,10 +76,7 @@ def test_the_error_over_documents_is_that_of_their_means() -> None:
     """Two families answer the same task, and one a second: a document counts by all its answers."""
     rng = np.random.default_rng(4)
     first, second, other = (rng.choice([-1.0, 0.0, 1.0], size) for size in (40, 40, 25))
-    models = {
-        "a": {"t": difference(first), "u": difference(other)},
-        "b": {"t": difference(second)},
-    }
+    models = {"a": {"t": difference(first), "u": difference(other)}, "b": {"t": difference(second)}}
     on_both = first / 4 + second / 2
     expected = 100 * math.sqrt(on_both.var() / 40 + (other / 4).var() / 25)
     effect = pooled(models)

@@ -12,14 +12,7 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.layout import (
-    LAYOUTS,
-    PAPER_TABLES,
-    Layout,
-    ModelSlot,
-    RowSpec,
-    TaskColumn,
-)
+from capmoe_eval.paper.layout import LAYOUTS, PAPER_TABLES, Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.paper.printed import find_row
 from capmoe_eval.report.tables.fill import table
 from capmoe_eval.report.tables.filled import published_table

@@ -13,11 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.paper.layout import PaperTable, find_layout
-from capmoe_eval.report.tables.formats import (
-    RENDERERS,
-    to_latex,
-    to_markdown,
-)
+from capmoe_eval.report.tables.formats import RENDERERS, to_latex, to_markdown
 from capmoe_eval.report.tables.table import as_table
 
 GOLDEN = Path(__file__).parent / "golden"
