@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,67 +23,43 @@ MODEL = ModelId("mine", "org/model")
 TASK = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 CELL = Cell(MODEL, create_method("score", 1.0), TASK, 16)
 CELL_KEYS = {"model", "method", "task", "batch_size", "limit", "data", "eval_seed", "shuffle"}
-# Another value of each field.
-OTHERS: dict[type, dict[str, Any]] = {
-    Cell: {
-        "model": dataclasses.replace(MODEL, revision="v2"),
-        "method": create_method("score", 1.5),
-        "task": dataclasses.replace(TASK, metric="acc"),
-        "batch_size": 8,
-        "limit": 100,
-        "data": "mine",
-        "eval_seed": 1,
-        "shuffle": 0,
-        "backend": "vllm",
-        "max_num_batched_tokens": 512,
-        "apply_chat_template": True,
-        "system_instruction": "Be brief.",
-    },
-    ModelId: {
-        "name": "other",
-        "pretrained": "org/other",
-        "revision": "v2",
-        "dtype": "float32",
-        "max_length": 512,
-        "tokenizer": "org/tokenizer",
-        "attention": "eager",
-    },
-    TaskId: {
-        "name": "other",
-        "lm_eval": "piqa",
-        "dataset": "baber/piqa",
-        "metric": "acc",
-        "fewshot": 5,
-        "filter": "strict-match",
-        "images": True,
-        "file_hash": "0123456789abcdef",
-        "encoder": "org/other",
-        "layer": 3,
-        "rescale": True,
-    },
+FIELDS = {
+    f"{part}{field.name}"
+    for part, kind in {"": Cell, "model.": ModelId, "task.": TaskId}.items()
+    for field in dataclasses.fields(kind)
+} - {"model", "task"}
+OTHER_TEXTS = (
+    *("data", "system_instruction", "model.name", "model.pretrained", "model.revision"),
+    *("model.tokenizer", "task.name", "task.lm_eval", "task.dataset", "task.filter"),
+    *("task.file_hash", "task.encoder"),
+)
+OTHER_NUMBERS = (
+    *("batch_size", "limit", "eval_seed", "shuffle", "max_num_batched_tokens"),
+    *("model.max_length", "task.fewshot", "task.layer"),
+)
+OTHERS: dict[str, object] = {
+    **dict.fromkeys(OTHER_TEXTS, "other"),
+    **dict.fromkeys(OTHER_NUMBERS, 64),
+    **dict.fromkeys(("apply_chat_template", "task.images", "task.rescale"), True),
+    **{"model.dtype": "float32", "model.attention": "eager", "task.metric": "acc"},
+    **{"backend": "vllm", "method": create_method("score", 1.5)},
 }
-CHANGES = [
-    (kind, field.name) for kind in (Cell, ModelId, TaskId) for field in dataclasses.fields(kind)
-]
+"""Another value of each field."""
 
 
-@pytest.mark.parametrize(("kind", "field"), CHANGES, ids=[f"{k.__name__}.{f}" for k, f in CHANGES])
-def test_every_field_is_part_of_the_identity(kind: type, field: str) -> None:
-    change = {field: OTHERS[kind][field]}
-    before = CELL
-    if kind is Cell:
-        if field in ("backend", "max_num_batched_tokens"):
-            before = dataclasses.replace(CELL, backend="vllm", max_num_batched_tokens=2048)
-            before = CELL if field == "backend" else before
-            change = {"max_num_batched_tokens": 2048} | change
-        changed = dataclasses.replace(before, **change)
-    elif kind is ModelId:
-        changed = dataclasses.replace(CELL, model=dataclasses.replace(MODEL, **change))
-    else:
-        if field in ("layer", "rescale"):  # of an encoder
-            scored = dataclasses.replace(TASK, encoder="org/bert")
-            before = dataclasses.replace(CELL, task=scored)
-        changed = dataclasses.replace(before, task=dataclasses.replace(before.task, **change))
+@pytest.mark.parametrize("path", sorted(FIELDS))
+def test_every_field_is_part_of_the_identity(path: str) -> None:
+    before, (part, _, field) = CELL, path.rpartition(".")
+    change = {field: OTHERS[path]}
+    if field == "backend":
+        change["max_num_batched_tokens"] = 2048
+    elif field == "max_num_batched_tokens":
+        before = dataclasses.replace(CELL, backend="vllm", max_num_batched_tokens=2048)
+    elif field in ("layer", "rescale"):  # of an encoder
+        before = dataclasses.replace(CELL, task=dataclasses.replace(TASK, encoder="org/bert"))
+    if part:
+        change = {part: dataclasses.replace(getattr(before, part), **change)}
+    changed = dataclasses.replace(before, **change)  # type: ignore[arg-type]
     assert changed.digest != before.digest
     assert Cell.from_identity(changed.identity()) == changed
 

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -15,14 +14,13 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.packs import SUFFIX
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import read_results
-from capmoe_eval.paper.pairing import answered_by_cells
 from capmoe_eval.results import frames
-from capmoe_eval.results.frames import IDENTITY, MIX, load_frame, read, results_of, setting
+from capmoe_eval.results.frames import IDENTITY, MIX, load_frame, read
 from capmoe_eval.results.packing import pack
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, method_names
 from tests import records as made
-from tests.records import answered, of_images, record_of
+from tests.records import of_images, record_of
 from tests.satellites import HAS_METHODS
 
 SUBTASKS = {"b": [1.0, 0.5, 0.0], "a": [0.0, 1.0]}
@@ -97,50 +95,6 @@ def test_packs_are_read_once_and_a_damaged_copy_is_made_anew(
             for name in ("documents", "layers"):
                 pd.testing.assert_frame_equal(getattr(results, name), getattr(loose, name))
             pd.testing.assert_frame_equal(results.cells, loose.cells)
-
-
-def test_layers_and_loads_are_those_of_the_records(records: list[Record]) -> None:
-    results = results_of(records)
-    rows = iter(results.layers.to_dict("records"))
-    for record, cell in zip(records, results.cells.to_dict("records"), strict=True):
-        assert cell["load.mean_peak_after"] == record.load.mean_peak_after
-        assert "load.drop_rate" not in cell
-        for number, layer in enumerate(record.layers):
-            row = next(rows)
-            assert (row["cell"], row["layer"], row["top_k"]) == (cell["cell"], number, layer.top_k)
-            assert row["peak.expert_before.mean"] == layer.peak["expert_before"]["mean"]
-            for name, values in (
-                ("load_before", layer.load_before),
-                ("score_by_rank", layer.score_by_rank),
-                ("grid.gamma", layer.grid.gamma),
-                ("grid.pad_waste", layer.grid.pad_waste),
-            ):
-                ours, theirs = (np.array(numbers, dtype=float) for numbers in (row[name], values))
-                np.testing.assert_array_equal(ours, theirs)
-    assert next(rows, None) is None
-
-
-def test_seeds_of_a_method_are_one_setting() -> None:
-    first, second, other = (
-        create_method("random", gamma, seed=seed) for gamma, seed in ((1.0, 0), (1.0, 1), (1.5, 0))
-    )
-    assert setting(first.identity()) == setting(second.identity()) != setting(other.identity())
-
-
-def test_cells_have_the_answers_of_their_records(records: list[Record]) -> None:
-    """Documents of several subtasks, of images, and of a mixture, which is as many tasks."""
-    results = results_of(reversed(records))
-    answers = answered_by_cells(results, results.cells)
-    for record in records[:3]:
-        expected = answered(record.documents)
-        [same] = [a for a in answers["m", record.task] if np.array_equal(a.scores, expected.scores)]
-        assert same.asked == expected.asked
-        np.testing.assert_array_equal(same.images, expected.images)
-    for name, part in records[3].documents.items():
-        (same,) = answers["m", name]
-        expected = answered({name: part})
-        assert same.asked == expected.asked
-        np.testing.assert_array_equal(same.scores, expected.scores)
 
 
 def test_of_a_cell_in_several_directories_the_first_counts(records: list[Record]) -> None:

@@ -102,8 +102,3 @@ def headings(judged: Sequence[JudgedClaim]) -> Iterator[tuple[str, str, int, str
         part, count = in_print[word], counts[word]
         text = f"{word} in print" if part == count else f"{word}, {part} of them in print"
         yield word, text if part else word, count, meaning
-
-
-def profile_note(profile: str) -> str:
-    """Return what verdicts on the models of a profile speak of, or nothing."""
-    return WORDS["profiles"].get(profile, "")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
-from importlib import resources
 from typing import Annotated, Any, Final, Literal
 
-from capmoe_eval.experiment.files import read_yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+from capmoe_eval.experiment.files import read_data
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from capmoe_report import arithmetic, measures, speedup
 from capmoe_report.contrasts import Contrast, judge_contrasts, read_contrasts
@@ -97,24 +96,16 @@ class Claim(BaseModel):
         return f"{text}{space}{self.unit}"
 
 
+@cache
 def paper_claims() -> tuple[Claim, ...]:
     """Return every claim of the ledger, in the order of the paper."""
-    return _claims("claims.yaml")
-
-
-def replication_claims() -> tuple[Claim, ...]:
-    """Return the claims of the replication, in order."""
-    return _claims("replication.yaml")
+    return read_data(__package__, "data/claims.yaml", tuple[Claim, ...])
 
 
 @cache
-def _claims(name: str) -> tuple[Claim, ...]:
-    return read_claims((resources.files(__package__) / "data" / name).read_text(encoding="utf-8"))
-
-
-def read_claims(text: str) -> tuple[Claim, ...]:
-    """Read claims from YAML."""
-    return TypeAdapter(tuple[Claim, ...]).validate_python(read_yaml(text))
+def replication_claims() -> tuple[Claim, ...]:
+    """Return the claims of the replication, in order."""
+    return read_data(__package__, "data/replication.yaml", tuple[Claim, ...])
 
 
 _STATED: Final = {"id", "section", "place", "version", "quote", "statement", "refuted_by"}

@@ -18,7 +18,7 @@ from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import directories, read_results
 from capmoe_eval.report.figures.write import images_of
 
-from capmoe_report.claims import profile_note
+from capmoe_report.claims import WORDS
 from capmoe_report.contrasts import grouping
 from capmoe_report.effects import by_family
 from capmoe_report.evidence import Evidence, evidence_of, idle_notes
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = render(
             "replication.md",
             file=file,
-            profile_note=profile_note(profile),
+            profile_note=WORDS["profiles"].get(profile, ""),
             lines=lines,
             used=len({path for row in rows for path in paths_of(row)}),
             only_here=ONLY_HERE,

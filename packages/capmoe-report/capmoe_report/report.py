@@ -40,7 +40,7 @@ from markupsafe import Markup, escape
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from capmoe_report.claims import LEDGER, WORDS, headings, profile_note
+from capmoe_report.claims import LEDGER, WORDS, headings
 from capmoe_report.evidence import models_of, no_model_of
 from capmoe_report.records import file_with, seen_from
 from capmoe_report.templates import render
@@ -151,7 +151,7 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
         "ledger": _read(ledger, VerdictFile.model_validate_json) if ledger.is_file() else None,
         "headings": headings,
         "kinds": WORDS["checks"],
-        "profile_note": profile_note(subject.profile),
+        "profile_note": WORDS["profiles"].get(subject.profile, ""),
         "record_link": lambda path: link(file_with(folder / path)),
         "shown": shown,
         "folder": folder,

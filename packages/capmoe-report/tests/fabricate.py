@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capmoe_eval.experiment.files import read_yaml
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 
 from capmoe_report.evidence import Evidence, trainings_of
-from capmoe_report.judge import judge, read_claims
+from capmoe_report.judge import Claim, judge
 from capmoe_report.verdicts import JudgedClaim
 from tests import records
 
@@ -61,13 +62,15 @@ def trainings(
     )
 
 
-HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"
+def claim_of(check: str) -> Claim:
+    """Return a claim that has one check, from YAML."""
+    return Claim.model_validate(read_yaml(f"{{id: one, section: S, place: P, check: {check}}}"))
 
 
 def judged(check: str, material: Evidence) -> JudgedClaim:
     """Return a claim that has one check, judged."""
-    (claim,) = judge(material, read_claims(f"- {HEAD % check}"))
-    return claim
+    (verdict,) = judge(material, [claim_of(check)])
+    return verdict
 
 
 def label(claim: JudgedClaim) -> str:

@@ -12,16 +12,13 @@ import pytest
 from capmoe_eval.experiment.names import family
 from capmoe_eval.paper.pairing import Floats, Paired, shares
 from capmoe_eval.paper.statistics import mcnemar
-from capmoe_eval.results.frames import pick, results_of
-from capmoe_eval.routing.registry import create_method
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.nightly import nightly_but
 from tests.paper.test_statistics import SCORES
-from tests.records import record_of
 
 from capmoe_report.contrasts import judge_contrasts, read_contrasts
-from capmoe_report.effects import by_family, contrast, pooled
+from capmoe_report.effects import by_family, pooled
 
 Models = dict[str, dict[str, Paired]]
 
@@ -167,16 +164,3 @@ def test_the_interval_over_families_covers(
     effects = map(pooled, replications(seeds, family_sd, shared_sd))
     intervals = [effect.interval(wide=True) for effect in effects]
     assert sum(low <= 0 <= high for low, high in intervals) >= 930
-
-
-def test_a_contrast_is_of_the_cells_that_are_picked() -> None:
-    of_methods = {"score": {"a": [0.0, 1.0], "b": [1.0, 0.5, 0.0]}}
-    of_methods["random"] = {"a": [1.0, 1.0], "b": [0.0] * 3}
-    results = results_of(
-        record_of(create_method(name, 1.0, ep_size=2), correct, task="mmlu")
-        for name, correct in of_methods.items()
-    )
-    score, random = (pick(results.cells, method=method) for method in of_methods)
-    assert contrast(results, score, random).points == pytest.approx(100 * (2.5 - 2) / 5)
-    assert contrast(results, random, score).points == pytest.approx(-100 * (2.5 - 2) / 5)
-    assert contrast(results, score, random, {"m": ["mmlu"]}).points is None

@@ -7,10 +7,10 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import find_row
-from fabricate import HEAD, evidence, judged, label, record, texts
+from fabricate import claim_of, evidence, judged, label, record, texts
 
 from capmoe_report.evidence import Evidence
-from capmoe_report.judge import check_pairs, conclude, read_claims, replication_claims
+from capmoe_report.judge import check_pairs, conclude, replication_claims
 from capmoe_report.verdicts import Finding, Outcome
 
 CONTRAST = """{measured: {contrasts: [
@@ -208,6 +208,6 @@ def test_a_whole_table_agrees_if_its_mean_difference_is_known_to_be_small(
     ],
 )
 def test_findings_make_a_verdict(checks: list[tuple[str, Outcome]], expected: str) -> None:
-    [claim] = read_claims(f"- {HEAD % '{none: {reason: r}}'}")
+    claim = claim_of("{none: {reason: r}}")
     results = [(kind, [Finding(verdict=verdict)]) for kind, verdict in checks]
     assert " ".join(conclude(claim, results, Evidence("zoo"))).strip() == expected

@@ -123,25 +123,6 @@ def graded(method: str, scores: str, subtask: str = "t", **given: Any) -> Record
 
 
 @pytest.mark.parametrize(
-    ("baseline", "score", "p", "effect", "mark"),
-    [
-        # Ten lost and none gained: McNemar's p is 2 / 2¹⁰.
-        ("1" * 12 + "0", "0" * 10 + "110", 2 / 2**10, 100 * -10 / 13, "▼"),
-        ("0" * 10, "1" * 10, 2 / 2**10, 100.0, "▲"),
-        ("1" * 9, "0" * 5 + "1" * 4, 2 / 2**5, 100 * -5 / 9, ""),
-    ],
-)
-def test_documents_are_paired_with_the_baselines(
-    baseline: str, score: str, p: float, effect: float, mark: str
-) -> None:
-    filled = toy(graded("baseline", baseline), graded("score", score))
-    test = cell(filled, SCORE)
-    assert (test.p, test.corrected, test["mark"]) == (p, p, mark)
-    assert test.effect == pytest.approx(effect)
-    assert math.isnan(cell(filled, BASELINE).p)
-
-
-@pytest.mark.parametrize(
     ("baseline", "reason"),
     [
         ([], "the baseline is missing"),
@@ -156,11 +137,6 @@ def test_only_the_same_documents_are_paired(baseline: list[Record], reason: str)
     assert reason in test.untested
     note = "1 entry has no paired test: no baseline on the same documents."
     assert note in filled.attrs["notes"]
-
-
-def test_one_test_is_no_tests() -> None:
-    filled = toy(graded("baseline", "1111"), graded("score", "0000"))
-    assert any("for the 1 test of this table." in note for note in filled.attrs["notes"])
 
 
 def test_tasks_of_the_same_documents_are_one_sample() -> None:
@@ -271,7 +247,3 @@ def test_another_metric_than_the_papers_has_no_printed_value_beside_it() -> None
 def test_what_is_not_printed_is_named() -> None:
     with pytest.raises(LookupError, match=r"prints no row .*'Score'.*3\.0"):
         find_row({"table": 1, "model": "OLMoE", "method": "Score", "gamma": 3.0})
-    with pytest.raises(UsageError, match="did you mean 'table1'"):
-        published_table("tabel1")
-    with pytest.raises(UsageError, match=r"version=v3: .*v1, v2"):
-        published_table("table1", "v3")

@@ -75,28 +75,24 @@ def test_table_is_the_golden_file(suffix: str) -> None:
     assert RENDERERS[suffix](TOY) == (GOLDEN / f"toy.{suffix}").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("values", "best"),
-    [
+@pytest.mark.parametrize(("layout", "sign"), [("table1", 1), ("passages", -1)])
+def test_best_values_and_marks_follow_the_direction_of_a_tables_metric(
+    layout: str, sign: int
+) -> None:
+    """Of equal prints all are best. Holm: the smallest of three p counts three times, the next
+    twice; 0.06 is no mark."""
+    for values, best in (
         ((45.6, 47.8, 47.2), {1}),
         ((47.84, 47.76, 45.6), {0, 1}),  # both print 47.8
         ((None, -3.0, -1.0), {2}),
         ((45.6, None), set()),  # nothing was compared
-    ],
-)
-def test_highest_printed_values_are_best(values: tuple[float | None, ...], best: set[int]) -> None:
-    for layout, sign in ((find_layout("table1"), 1), (find_layout("passages"), -1)):
+    ):
         rows = [
             {"line": line, "block": 0, "column": "a", "value": value and sign * value}
             for line, value in enumerate(values)
         ]
-        table = as_table(layout, [], rows, model="m")
+        table = as_table(find_layout(layout), [], rows, model="m")
         assert {*table["line"][table["best"]]} == best
-
-
-@pytest.mark.parametrize(("layout", "marks"), [("table1", "▲▼"), ("passages", "▼▲")])
-def test_marks_follow_the_corrected_p_and_the_direction(layout: str, marks: str) -> None:
-    """Holm: the smallest of three p counts three times, the next twice; 0.06 is no mark."""
     tests = [(1.0, 0.01), (-1.0, 0.02), (1.0, 0.06), (None, None)]
     rows = [
         {"line": line, "block": 0, "column": "a", "value": 1.0, "effect": effect, "p": p}
@@ -104,7 +100,7 @@ def test_marks_follow_the_corrected_p_and_the_direction(layout: str, marks: str)
     ]
     table = as_table(find_layout(layout), [], rows, model="m")
     assert table["corrected"].tolist()[:3] == pytest.approx([0.03, 0.04, 0.06])
-    assert table["mark"].tolist() == [*marks, "", ""]
+    assert table["mark"].tolist() == [*"▲▼"[::sign], "", ""]
 
 
 @settings(max_examples=25, deadline=None)
