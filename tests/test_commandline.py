@@ -156,9 +156,7 @@ def test_the_tasks_that_run_programs_are_those_of_the_sandbox() -> None:
 
 
 @pytest.mark.slow
-def test_a_broken_invariant_is_said_to_need_mending(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_invariant_needs_mending(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise EnforcementError("capacity not enforced")
 
@@ -264,9 +262,7 @@ def test_a_failing_cell_gives_status_1_and_keeps_the_others(shell: Shell) -> Non
         sorted({*options("experiment")} - {"banking77", "passages", "server"}),
     ),
 )
-def test_every_shipped_experiment_runs(
-    shell: Shell, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_experiment_runs(shell: Shell, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few cells of each grid, one document per task; programs of a model are not run.
 
     That of a server needs vLLM: packages/capmoe-serve/tests/server/test_vllm.py runs it.

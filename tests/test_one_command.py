@@ -101,9 +101,7 @@ def test_a_mistyped_subcommand_is_named(word: str, close: str) -> None:
         main([word])
 
 
-def test_what_an_absent_package_brings_says_which_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_absent_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside, "BESIDE", {"my-package": {"speak"}})
     line = (
         r"^speak: my-package is not installed; in a checkout, pip install \./packages/my-package, "

@@ -122,9 +122,7 @@ def test_contrasts_are_decided_at_holms_first_step(fresh_rows: list[dict[str, An
     assert [row["conditional"] for row in corrected] == [p >= 0.05 for p in over_families]
 
 
-def test_exploratory_effects_are_of_the_tasks_of_the_fresh_run(
-    fresh_rows: list[dict[str, Any]],
-) -> None:
+def test_exploratory_effects_are_of_the_fresh_runs_tasks(fresh_rows: list[dict[str, Any]]) -> None:
     for row in fresh_rows:
         asked = {base_name(model): set(of) for model, of in row["effect"].tasks.items()}
         effect = fresh.alike(row)

@@ -57,7 +57,7 @@ application.run_program(lambda: application.run_command(command))
 
 @pytest.mark.parametrize("kind", ["clean", "hidden", "hangs"])
 @pytest.mark.parametrize(("first", "second"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGHUP")])
-def test_a_second_signal_only_ends_what_takes_long(
+def test_a_second_signal_ends_a_long_end(
     first: str, second: str, kind: str, tmp_path: Path
 ) -> None:
     """With the line and the status of the first; a half-written file is removed meanwhile."""
@@ -68,7 +68,7 @@ def test_a_second_signal_only_ends_what_takes_long(
     assert kind == "hangs" or not list(tmp_path.iterdir())
 
 
-def test_no_question_is_answered(
+def test_no_question_is_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A yes that is piped in is not taken for an answer to a library's question."""
@@ -146,9 +146,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=False)
         ("raise KeyboardInterrupt", INTERRUPTED),
     ],
 )
-def test_every_command_ends_in_one_line(
-    program: str, error: str, said: str, tmp_path: Path
-) -> None:
+def test_each_command_ends_in_one_line(program: str, error: str, said: str, tmp_path: Path) -> None:
     """Also while its libraries are imported, and whatever is wrong with them."""
     module, words = "capmoe_eval", program.split()
     broken = f"capmoe_eval.{PROGRAMS[program]}"

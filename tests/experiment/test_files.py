@@ -13,7 +13,7 @@ from capmoe_eval.errors import UnwritableError, UsageError, writing
 from capmoe_eval.experiment import files as atomic
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "deep/file.json"
@@ -88,9 +88,7 @@ def special(kind: str, path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["directory", "loop", "fifo", "socket"])
 @pytest.mark.parametrize("linked", [False, True])
-def test_what_is_neither_a_file_nor_a_device_is_refused(
-    kind: str, linked: bool, tmp_path: Path
-) -> None:
+def test_neither_a_file_nor_a_device_is_refused(kind: str, linked: bool, tmp_path: Path) -> None:
     """And not waited for, as the reader of a pipe would be."""
     path = tmp_path / "here"
     special(kind, path)
@@ -148,9 +146,7 @@ def test_no_directory_is_made_at_the_top_of_the_machine() -> None:
     assert not Path("/no_such_place").exists()
 
 
-def test_the_name_of_a_new_file_is_on_the_disk_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_name_of_a_new_file_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rename is lost in a power failure if its directory was not written."""
     synced, fsync = [], os.fsync
 

@@ -229,9 +229,7 @@ def test_the_command_packs(root: Path, shell: Shell, words: list[str], line: str
         assert "write capmoe-eval export results_dir=DIR --lm-eval OUT, or --parquet" in err
 
 
-def test_what_is_computed_again_while_it_is_packed_stays(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_written_while_packing_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = record_of(METHODS[0], [1.0] * 4, root=root)
 
     def write(file: Path, data: bytes) -> None:

@@ -82,9 +82,7 @@ def test_the_first_node_is_read(monkeypatch: pytest.MonkeyPatch, nodes: str, fir
 
 
 @pytest.mark.parametrize("nodes", ["r[1-2]n[1-8]", "n[1-2].cluster", ""])
-def test_a_list_that_cannot_be_read_says_what_works(
-    monkeypatch: pytest.MonkeyPatch, nodes: str
-) -> None:
+def test_an_unreadable_list_says_what_works(monkeypatch: pytest.MonkeyPatch, nodes: str) -> None:
     step(monkeypatch, SLURM_STEP_NODELIST=nodes, SLURM_JOB_NODELIST=nodes)
     with pytest.raises(UsageError, match=r"export MASTER_ADDR=\$\(scontrol show hostnames"):
         adopt_srun()

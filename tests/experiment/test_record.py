@@ -194,9 +194,7 @@ def test_only_files_of_cells_are_looked_at(whole: Record) -> None:
     assert record_paths(root / "nowhere") == []
 
 
-def test_every_reader_refuses_the_same_files_in_the_same_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_readers_refuse_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     root = Path("results/local-zoo")
     words = ["tasks=obqa", "grid.method=[baseline,score]", "limit=2"]

@@ -84,7 +84,7 @@ def test_another_process_holds_it_until_it_is_killed(record: Path) -> None:
     assert left(record) == [others.name], "what it left of the record is removed, and no other"
 
 
-def test_an_interrupt_while_it_is_reserved_leaves_nothing(
+def test_an_interrupted_reservation_leaves_nothing(
     record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: Path) -> None:

@@ -132,9 +132,7 @@ def test_subtasks_are_joined_by_name_and_seeds_averaged() -> None:
         ([{"a": answers("ha", [1.0, 1.0]), "b": answers("hb", [1.0])}], "other subtasks: b"),
     ],
 )
-def test_other_documents_are_not_paired_and_the_reason_is_said(
-    runs: list[TaskAnswers], reason: str
-) -> None:
+def test_other_documents_are_not_paired_for_a_reason(runs: list[TaskAnswers], reason: str) -> None:
     assert paired_answers(runs, [BASELINE]) == reason
     assert isinstance(paired_answers([BASELINE], runs), str)  # from either side
 

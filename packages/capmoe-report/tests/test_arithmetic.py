@@ -98,9 +98,7 @@ def test_what_falls_short_of_our_own_threshold_is_no_contradiction_in_print() ->
         (10**9, "comparable", Outcome.FAILS),  # five points are surely more
     ],
 )
-def test_agreement_is_an_interval_within_a_margin(
-    documents: int, margin: str, outcome: Outcome
-) -> None:
+def test_agreement_is_within_a_margin(documents: int, margin: str, outcome: Outcome) -> None:
     token, baseline = ({"table": 6, "method": m} for m in ("Expanded Drop", "Baseline"))
     assert agreement(token, baseline, documents, margin).verdict is outcome
     assert agreement(baseline, baseline, 10**9, margin).verdict is Outcome.HOLDS

@@ -22,9 +22,7 @@ from tests import records
 from tests.conftest import Shell
 
 
-def test_the_ledger_is_of_the_whole_records_of_its_models_and_the_same_bytes_twice(
-    shell: Shell,
-) -> None:
+def test_the_ledger_is_of_whole_records_of_its_models(shell: Shell) -> None:
     """Records of a custom model, or of another profile, are no evidence; what counts is read."""
     root, words = Path("res"), ("results_dir=res", "--out=reports")
     for model, gammas in (("mine", (0.5, 1.0)), ("tiny_olmoe", (1.0,))):

@@ -157,9 +157,7 @@ def replications(seeds: Sequence[int], family_sd: float, shared_sd: float) -> It
     "seeds", nightly_but([(3, 1, 2)], [(3, 1, 2), (1, 1, 3, 2), (3, 2, 2, 1, 3)])
 )
 @pytest.mark.parametrize(("family_sd", "shared_sd"), [(2.0, 2.0), (1.0, 6.0), (0.0, 6.0), (0.5, 0)])
-def test_the_interval_over_families_covers(
-    seeds: Sequence[int], family_sd: float, shared_sd: float
-) -> None:
+def test_the_wide_interval_covers(seeds: Sequence[int], family_sd: float, shared_sd: float) -> None:
     """Of 1,000 studies 930 intervals or more have the truth."""
     effects = map(pooled, replications(seeds, family_sd, shared_sd))
     intervals = [effect.interval(wide=True) for effect in effects]

@@ -27,9 +27,7 @@ def found_by(name: str, evidence: Evidence) -> list[Finding]:
     return measure(name, evidence)[1:]
 
 
-def test_training_seeds_are_those_of_the_zoo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trainings_are_those_of_the_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdicts on trained models, their training seeds included, are of them alone."""
     monkeypatch.chdir(tmp_path)
     assert read_trainings("zoo").empty
@@ -59,9 +57,7 @@ def balance(*peaks: list[float], accuracy: Mapping[str, float] | None = None) ->
         ({"openbookqa": 40.0}, Outcome.HOLDS),
     ],
 )
-def test_trainings_at_chance_count_for_nothing(
-    accuracy: Mapping[str, float], outcome: Outcome
-) -> None:
+def test_trainings_at_chance_are_left_out(accuracy: Mapping[str, float], outcome: Outcome) -> None:
     finding = balance([4.0, 4.0], [2.0, 2.1], accuracy=accuracy)
     assert finding.verdict is outcome
     left_out = "4 trainings of mixtral are left out: not above chance"
@@ -128,9 +124,7 @@ def test_order_of_a_batch_is_judged_for_one_capacity_and_for_those_of_devices() 
 
 
 @pytest.mark.parametrize(("families", "is_conditional"), [(4, True), (5, False)])
-def test_a_count_on_few_families_speaks_of_these_models(
-    families: int, is_conditional: bool
-) -> None:
+def test_a_count_on_few_families_is_of_these_models(families: int, is_conditional: bool) -> None:
     records = [
         record_of(create_method(name, gamma), model=model, parts={"load": {"drop_rate": share}})
         for model in ("a", "a_s1", *"bcde"[: families - 1])
@@ -159,7 +153,7 @@ def uniform_group(
 
 
 @pytest.mark.parametrize(("experts", "top_k", "tokens"), [(8, 2, 60), (32, 4, 60), (32, 2, 200)])
-def test_a_uniform_router_exceeds_its_bound_in_one_of_twenty_groups(
+def test_a_uniform_router_exceeds_its_bound_in_one_of_20(
     experts: int, top_k: int, tokens: int
 ) -> None:
     rng = np.random.default_rng(8)
@@ -190,9 +184,7 @@ def gate_step(rng: np.random.Generator, experts: int, top_k: int, spread: float)
 @pytest.mark.parametrize(
     ("experts", "top_k", "spread"), [(8, 2, 1.0), (32, 4, 1.0), (64, 8, 2.0), (60, 4, 0.5)]
 )
-def test_random_gates_are_hardly_ever_flatter_than_the_threshold(
-    experts: int, top_k: int, spread: float
-) -> None:
+def test_random_gates_are_hardly_ever_that_flat(experts: int, top_k: int, spread: float) -> None:
     (question,) = read_data("capmoe_report", "data/measures.yaml", dict[str, tuple[Question, ...]])[
         "decay"
     ]

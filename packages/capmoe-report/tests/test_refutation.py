@@ -128,9 +128,7 @@ def judged(claim: Claim, records: Iterable[Record], hold: bool = False) -> Judge
 @pytest.mark.parametrize(
     ("name", "hold"), [*((name, True) for name in CLAIMS), *((name, False) for name in "dfgin")]
 )
-def test_data_made_to_support_a_claim_or_to_refute_what_it_counts_do_so(
-    name: str, hold: bool
-) -> None:
+def test_made_records_support_a_claim_or_refute_what_it_counts(name: str, hold: bool) -> None:
     claim = CLAIMS[name]
     made = {"g": routers, "i": companies, "n": texts}.get(name, lambda hold: records(claim, hold))
     verdict = judged(claim, made(hold), hold)

@@ -281,9 +281,7 @@ def test_a_profile_has_no_report_of_other_models_alone(
     assert "profile zoo: 2 records, 1 of other models" in capsys.readouterr().out
 
 
-def test_without_records_a_report_says_so_and_replaces_none_that_has_some(
-    site: Path, shell: Shell
-) -> None:
+def test_a_report_without_records_replaces_none_with_some(site: Path, shell: Shell) -> None:
     status, out, _ = shell("report", "profile=zoo")
     assert (status, "profile zoo: 0 records" in out) == (0, True)
     for page, words in {

@@ -131,9 +131,7 @@ PEAK = [record("baseline", load={"peak_before": 3.9})]
         (NONE_ADDED, [record("baseline")], "not measured"),
     ],
 )
-def test_a_load_holds_if_it_does_for_every_model(
-    question: str, records: list[Record], expected: str
-) -> None:
+def test_a_load_holds_for_every_model(question: str, records: list[Record], expected: str) -> None:
     claim = judged(f"{{load: {{quantity: {question}}}}}", evidence(*records))
     assert claim.verdict == expected
     if question == FEWER and expected == "confirmed":

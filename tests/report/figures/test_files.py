@@ -111,9 +111,7 @@ def of_mine(root: Path, *words: str) -> None:
 @pytest.mark.parametrize(
     ("source", "name"), [("miniworld", "miniworld"), ("hub", "local-hub"), ("mine", "mine")]
 )
-def test_a_users_model_is_drawn_by_its_name_and_directory(
-    shell: Shell, source: str, name: str
-) -> None:
+def test_a_users_model_is_drawn_by_its_name(shell: Shell, source: str, name: str) -> None:
     """What else its records were computed with they say themselves, and whose documents."""
     root, own = Path("results"), [*MINE, "results_dir=results"]
     if source != "miniworld":

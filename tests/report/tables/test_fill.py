@@ -189,9 +189,7 @@ def test_published_numbers_stand_beside_ours() -> None:
     ],
     ids=["another model", "other documents", "another γ"],
 )
-def test_what_was_not_published_has_nothing_beside_it(
-    run: Record, slot: ModelSlot, gamma: float
-) -> None:
+def test_what_was_not_published_stands_alone(run: Record, slot: ModelSlot, gamma: float) -> None:
     layout = dataclasses.replace(PUBLISHED, blocks=((RowSpec("Score", "score", gamma),),))
     filled = toy(run, layout=layout, slot=slot)
     assert len(measured(filled)) == 1

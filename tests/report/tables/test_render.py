@@ -76,9 +76,7 @@ def test_table_is_the_golden_file(suffix: str) -> None:
 
 
 @pytest.mark.parametrize(("layout", "sign"), [("table1", 1), ("passages", -1)])
-def test_best_values_and_marks_follow_the_direction_of_a_tables_metric(
-    layout: str, sign: int
-) -> None:
+def test_best_values_and_marks_follow_the_direction_of_a_metric(layout: str, sign: int) -> None:
     """Of equal prints all are best. Holm: the smallest of three p counts three times, the next
     twice; 0.06 is no mark."""
     for values, best in (

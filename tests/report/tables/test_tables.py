@@ -118,9 +118,7 @@ def test_records_of_a_model_of_the_suite_tell_their_documents_alone(shell: Shell
 @pytest.mark.parametrize(
     ("weights", "is_copy"), [("copy", True), ("allenai/OLMoE-1B-7B-0924", False)]
 )
-def test_a_copy_beside_what_the_paper_prints_is_called_one(
-    shell: Shell, weights: str, is_copy: bool
-) -> None:
+def test_a_copy_of_the_papers_weights_is_named(shell: Shell, weights: str, is_copy: bool) -> None:
     """Its name is a claim of the user, which no record can prove."""
     Path("copy").mkdir()
     words = ["model=olmoe", f"model.pretrained={weights}", "tasks=obqa", "grid.method=[baseline]"]
@@ -212,9 +210,7 @@ def test_an_empty_table_names_the_records_of_other_settings(shell: Shell) -> Non
     assert "has records of other documents (data.root=miniworld); " in out
 
 
-def test_all_tables_are_rendered_by_one_command(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_command_renders_all_tables(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = ["table3", "table5", "table6", "table2_v1"]
     few = tuple(table for table in TABLES if table.key in rendered)
     monkeypatch.setattr(tables, "TABLES", few)  # to save time
