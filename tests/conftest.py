@@ -68,10 +68,6 @@ class Shell:
         out, err = self._capsys.readouterr()
         return int(done.value.code or 0), out, err
 
-    def left_behind(self) -> list[str]:
-        """Return the names of what lies in the directory now."""
-        return sorted(path.name for path in self.cwd.iterdir())
-
 
 @pytest.fixture
 def shell(

@@ -237,22 +237,15 @@ def result(
     correct: Correct | None = None,
     documents: str = "",
     metric: str = "acc",
-    metrics: Mapping[str, float] | None = None,
     data: str = "hub",
 ) -> Record:
-    """A record with a score that is given; its documents are no other's, unless it is said.
-
-    ``metrics`` are lm-eval's beside ``metric``, which is the task's.
-    """
+    """A record with a score that is given; its documents are no other's, unless it is said."""
     settings = dict(knobs or {}) | ({} if seed is None else {"seed": seed})
     of = cell(create_method(method, gamma, **settings), model, task, data=data)
     of = dataclasses.replace(of, task=dataclasses.replace(of.task, metric=metric))
     correct = {"t": [0.0] * n} if correct is None else correct
     documents = documents or f"{method} {gamma} {seed}"
-    made = record(of, correct=correct, documents=documents, value=value, stderr=stderr)
-    if metrics:
-        made.content["results"][task] = {f"{name},none": x for name, x in metrics.items()}
-    return made
+    return record(of, correct=correct, documents=documents, value=value, stderr=stderr)
 
 
 def forge(found: Record, path: Path | None = None) -> Path:
@@ -354,14 +347,9 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
 _PEAKS = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
 
 
-HOSTILE = "<img src=x onerror=alert(1)>&amp;"
-"""A name that must be read as it is written."""
-
-
-def odd_cell(model: str = HOSTILE, task: str = "piqa", **method: Any) -> Cell:
+def odd_cell(model: str = "<img src=x onerror=alert(1)>&amp;", task: str = "piqa") -> Cell:
     """A cell of a model and of data that are none of the configuration."""
-    made = create_method(**{"name": "score", "gamma": 1.0, **method})
-    of = cell(made, model, task, data="elsewhere")
+    of = cell(create_method("score", 1.0), model, task, data="elsewhere")
     return dataclasses.replace(of, model=dataclasses.replace(of.model, pretrained="org/odd"))
 
 

@@ -17,23 +17,20 @@ from lm_eval.api.registry import get_model
 
 from capmoe_eval import __version__
 from capmoe_eval.evaluation import provenance
-from capmoe_eval.evaluation.run_command import main
+from tests.conftest import Shell
 from tests.project import PROJECT, ROOT
 
 CHECKOUT = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
 
 
 @CHECKOUT
-def test_the_version_is_said_with_its_commit(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as done:
-        main(["--version"])
-    assert done.value.code == 0
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    said = capsys.readouterr().out
+def test_the_version_is_said_with_its_commit(shell: Shell) -> None:
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    commit, (status, line, _) = done.stdout.strip(), shell("--version")
+    assert status == 0
     assert re.fullmatch(
-        rf"capmoe_eval {re.escape(__version__)} \(commit {commit}(-dirty)?\)\n", said
+        rf"capmoe_eval {re.escape(__version__)} \(commit {commit}(-dirty)?\)\n", line
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,38 +130,26 @@ def test_of_two_files_of_one_task_in_a_folder_the_wrong_one_is_never_loaded() ->
     assert "declares my_task, too; rename one of the tasks" in refused[0]
 
 
-def test_a_metric_that_lm_eval_does_not_know_is_named() -> None:
-    """Its own error was ``KeyError: None``, or came in the middle of the evaluation."""
-    for name, entry, message in (
-        ("one", "{metric: accuracy}", "metric=accuracy: choose one of .*acc_norm"),
-        ("two", "{metric: acc_nrm, aggregation: mean}", "metric=acc_nrm: did you mean 'acc_norm'"),
-        ("three", "{metric: acc, aggregation: meen}", "aggregation=meen: did you mean 'mean'"),
-    ):
-        text = f"{{task: my_{name}, dataset_path: json, metric_list: [{entry}]}}"
-        Path(f"{name}.yaml").write_text(text)
-        (plan,) = planned([*COMMON, f"tasks={name}.yaml", "data.root=null"])[1]
-        with pytest.raises(UsageError, match=rf"^tasks=.*{name}\.yaml: {message}"):
-            TaskLibrary().get(f"my_{name}", plan.source)
-
-
-def test_choices_that_are_no_column_are_named() -> None:
-    """lm-eval said "malformed node or string" alone."""
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("metric_list: [{metric: accuracy}]", "metric=accuracy: choose one of .*acc_norm"),
+        ("metric_list: [{metric: acc_nrm, aggregation: mean}]", "acc_nrm: did you mean 'acc_norm'"),
+        ("metric_list: [{metric: acc, aggregation: meen}]", "=meen: did you mean 'mean'"),
+        (
+            "dataset_kwargs: {data_files: {test: data.json}}, test_split: test, doc_to_text: q, "
+            "doc_to_target: right, output_type: multiple_choice, doc_to_choice: choises",
+            "doc_to_choice must be a column or a list",
+        ),
+        ("dataset_kwargs: {data_files: {test: none.json}}", r"none\.json"),
+    ],
+)
+def test_what_lm_eval_cannot_use_is_named(settings: str, message: str) -> None:
+    """Its own errors were ``KeyError: None`` and "malformed node or string", or spoke of a hub."""
     Path("data.json").write_text('[{"q": "a robin", "right": 0}]')
-    Path("x.yaml").write_text(
-        "{task: my_choices, dataset_path: json, dataset_kwargs: {data_files: {test: data.json}},"
-        " test_split: test, output_type: multiple_choice, doc_to_text: q, doc_to_target: right,"
-        " doc_to_choice: choises}"
-    )
-    (plan,) = planned([*COMMON, "tasks=x.yaml", "data.root=null"])[1]
-    with pytest.raises(UsageError, match="doc_to_choice must be a column or a list"):
-        TaskLibrary().get("my_choices", plan.source)
-
-
-def test_what_is_wrong_with_a_files_data_names_the_file() -> None:
-    Path("none.yaml").write_text(
-        "{task: my_task, dataset_path: json, dataset_kwargs: {data_files: {test: none.json}}}"
-    )
-    (plan,) = planned([*COMMON, "tasks=none.yaml", "data.root=null"])[1]
-    with pytest.raises(UsageError, match=r"^tasks=.*none\.yaml: .*none\.json") as error:
-        TaskLibrary().get("my_task", plan.source)
+    task = re.sub(r"\W+", "_", settings)[:60]  # lm-eval keeps tasks and files by their names
+    Path(f"{task}.yaml").write_text(f"{{task: {task}, dataset_path: json, {settings}}}")
+    (plan,) = planned([*COMMON, f"tasks={task}.yaml", "data.root=null"])[1]
+    with pytest.raises(UsageError, match=rf"^tasks=.*{task}\.yaml: .*{message}") as error:
+        TaskLibrary().get(task, plan.source)
     assert "hub" not in str(error.value)

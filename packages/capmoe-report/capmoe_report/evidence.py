@@ -223,7 +223,9 @@ class Evidence:
     @cached_property
     def idle(self) -> Mapping[str, list[str]]:
         """The tasks for which each model hardly needs experts; :data:`NEEDED` has the rule."""
-        return {model: idle_tasks(self.losses, model) for model in self.models}
+        means = _of_families(self.losses)
+        least = {model: np.fmin(means, self.losses.get(model, means)) for model in self.models}
+        return {model: [*means.index[of_model < NEEDED]] for model, of_model in least.items()}
 
     def effect(
         self, first: Side, second: Side, model: str = "", tasks: Collection[str] = ()
@@ -406,13 +408,6 @@ def dev_losses(models: Iterable[str]) -> pd.DataFrame:
             scores = content.get("accuracy", {}).items()
             losses[model] = {task: right - silent[task] for task, right in scores}
     return pd.DataFrame(losses).sort_index()
-
-
-def idle_tasks(losses: pd.DataFrame, model: str) -> list[str]:
-    """Return the tasks for which a model hardly needs experts, by the losses of dev sets."""
-    means = _of_families(losses)
-    least = np.fmin(means, losses.get(model, means))
-    return [*means.index[least < NEEDED]]
 
 
 def idle_notes(losses: pd.DataFrame) -> list[str]:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from capmoe_report.contrasts import GAPS
-from capmoe_report.verdicts import Finding, Grouping, JudgedClaim, Outcome, VerdictFile
+from capmoe_report.verdicts import Finding, Grouping, Outcome, VerdictFile
 
 # Told apart by shape, too.
 _LOOKS: Final[dict[Outcome, d.Look]] = {
@@ -55,7 +55,9 @@ def draw(file: VerdictFile) -> Figure:
     """Draw the contrast that decides each claim, and below it the effects of the others."""
     panels = []
     for claim in file.claims:
-        if rows := _in_points(claim):
+        rows = [f for f in claim.contrasts if f.unit == "points" and f.effect is not None]
+        rows.sort(key=lambda row: row.label != claim.decided_by)  # the one that decides is first
+        if rows:
             verdict = " ".join([claim.verdict, claim.scope]).rstrip()
             title = textwrap.fill(f"({claim.id}) {verdict}: {claim.statement}", 62)
             others = f"; {len(rows) - 1} more" if len(rows) > 1 else ""
@@ -75,12 +77,6 @@ def draw(file: VerdictFile) -> Figure:
     axes.set_xlabel("points of accuracy")
     _legend(figure, file)
     return figure
-
-
-def _in_points(claim: JudgedClaim) -> list[Finding]:
-    """Return the contrasts of a claim that can be drawn, the one that decides it first."""
-    rows = [f for f in claim.contrasts if f.unit == "points" and f.effect is not None]
-    return sorted(rows, key=lambda row: row.label != claim.decided_by)
 
 
 def _draw_rows(axes: Any, rows: Sequence[Finding]) -> None:

@@ -297,21 +297,15 @@ def _cell_html(cell: Any, decimals: int) -> Markup:
 
 def _tip(cell: Any, decimals: int) -> str:
     """Return a number's seeds, documents and test."""
-    return "; ".join(_origin(cell, decimals))
-
-
-def _origin(cell: Any, decimals: int) -> Iterator[str]:
-    if cell.seeds:
-        yield f"seeds {cell.seeds}"
-    if not math.isnan(cell.n):
-        yield f"{cell.n:,.0f} documents"
-    if not math.isnan(cell.p):
-        effect = f"{formats.signed(cell.effect, decimals)} to the baseline"
-        yield f"{effect}, p = {cell.p:.2g}, corrected {cell.corrected:.2g}"
-    if cell.truncated > 0:
-        yield f"prompts of {cell.truncated:,.0f} documents truncated"
-    if cell.untested:
-        yield f"no paired test: {cell.untested}"
+    effect = f"{formats.signed(cell.effect, decimals)} to the baseline"
+    parts = [
+        (bool(cell.seeds), f"seeds {cell.seeds}"),
+        (not math.isnan(cell.n), f"{cell.n:,.0f} documents"),
+        (not math.isnan(cell.p), f"{effect}, p = {cell.p:.2g}, corrected {cell.corrected:.2g}"),
+        (cell.truncated > 0, f"prompts of {cell.truncated:,.0f} documents truncated"),
+        (bool(cell.untested), f"no paired test: {cell.untested}"),
+    ]
+    return "; ".join(text for is_there, text in parts if is_there)
 
 
 def _records_of(row: pd.DataFrame) -> str:

@@ -48,11 +48,6 @@ _GAPS_FIRST: Final = (Outcome.FAILS.value, Outcome.UNDECIDED.value, Outcome.HOLD
 """The verdicts on what was measured, in the order in which a reader must know them."""
 
 
-def _bound(end: float | None) -> float | None:
-    """Return one end of bounds as it is written: None where there is none."""
-    return None if end is None or math.isinf(end) else round(end, 5)
-
-
 def _from_file(paths: Iterable[str], info: SerializationInfo) -> list[str]:
     """Return paths as seen from the directory of their file, the context of the dump."""
     return [seen_from(info.context or Path(), path) for path in paths]
@@ -60,7 +55,10 @@ def _from_file(paths: Iterable[str], info: SerializationInfo) -> list[str]:
 
 # Written numbers have five digits.
 _Number = Annotated[float, PlainSerializer(lambda value: round(value, 5))]
-_Bound = Annotated[float | None, PlainSerializer(_bound)]
+_Bound = Annotated[
+    float | None,  # None where there is none
+    PlainSerializer(lambda end: None if end is None or math.isinf(end) else round(end, 5)),
+]
 
 
 class Finding(BaseModel, frozen=True):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
-from collections import defaultdict
 from fractions import Fraction
-from importlib import resources
 
 import pytest
+from capmoe_eval.paper.printed import find_row, find_rows
 from fabricate import label, texts
 
 from capmoe_report.arithmetic import agreement, check, grain, rounded, truncated
@@ -115,23 +113,17 @@ def test_points_of_mme_are_those_of_some_number_of_right_answers() -> None:
 
 
 def test_margins_follow_from_printed_effects() -> None:
-    rows: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    file = resources.files("capmoe_eval.paper") / "data" / "tables.csv"
-    for cell in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
-        if cell["version"] == "v2" and cell["table"] in ("1", "2") and cell["column"] != "Avg.":
-            name = cell["table"], cell["model"], cell["method"], cell["gamma"]
-            rows[name].append(float(cell["value"]))
-    means = {name: sum(values) / len(values) for name, values in rows.items()}
-    table1 = {name[2:]: mean for name, mean in means.items() if name[0] == "1"}
-    table2 = {name[1:3]: mean for name, mean in means.items() if name[0] == "2"}
-    models = {model for model, _ in table2}
-    lost = table1["Baseline", "inf"] - table1["Score", "1.5"]
+    def mean(table: int, method: str, **where: object) -> float:
+        return find_row({"table": table, "method": method, **where}).mean
+
+    models = {row.model for row in find_rows({"table": 2})}
+    lost = mean(1, "Baseline") - mean(1, "Score", gamma=1.5)
     assert round(lost, 1) == 0.9  # "with only 0.9% degradation on OLMoE"
     gain, worse = (
-        min(table2[model, first] - table2[model, second] for model in models)
+        min(mean(2, first, model=model) - mean(2, second, model=model) for model in models)
         for first, second in (("Expanded Drop", "Token Drop"), ("Token Drop", "Expert Drop"))
     )
-    keep = min(table1["Score", g] - table1["Random", g] for g in ("1.0", "1.5", "2.0"))
+    keep = min(mean(1, "Score", gamma=g) - mean(1, "Random", gamma=g) for g in (1.0, 1.5, 2.0))
     expected = {"comparable": lost, "gain": gain / 2, "large_keep": keep / 2}
     expected |= {"large_skip": worse / 2}
     expected["little"] = 68.7 - 64.9  # Table 9, Overall

@@ -44,33 +44,36 @@ def toy(*results: Record, layout: Layout = LAYOUT, slot: ModelSlot = TINY) -> pd
     return table(results_of(results, layout.metrics), layout, [slot])
 
 
+def tasks(*scores: tuple[float, float | None]) -> list[Record]:
+    """Results of two tasks, with their standard errors."""
+    return [
+        result("score", 1.0, t, *each) for t, each in zip(("obqa", "piqa"), scores, strict=True)
+    ]
+
+
+def seeds(*scores: tuple[float, float | None]) -> list[Record]:
+    """Results of as many seeds, the last first."""
+    made = [result("random", 1.0, "obqa", *each, seed=seed) for seed, each in enumerate(scores)]
+    return made[::-1]
+
+
 @pytest.mark.parametrize(
     ("results", "row", "column", "value", "stderr"),
     [
         # The average is the mean over the tasks: sqrt(3² + 4²) / 2.
-        (
-            [result("score", 1.0, "obqa", 0.4, 0.03), result("score", 1.0, "piqa", 0.7, 0.04)],
-            *(SCORE, AVERAGE, 55.0, 2.5),
-        ),
-        (
-            [result("score", 1.0), result("score", 1.0, "piqa", stderr=None)],
-            *(SCORE, AVERAGE, 50.0, None),
-        ),
+        (tasks((0.4, 0.03), (0.7, 0.04)), SCORE, AVERAGE, 55.0, 2.5),
+        (tasks((0.5, 0.02), (0.5, None)), SCORE, AVERAGE, 50.0, None),
         # Documents: (3 + 3 + 6) / 3 = 4. Seeds: a deviation of 2 over three of them.
         (
-            [
-                result("random", 1.0, value=0.42, stderr=0.03, seed=2),
-                result("random", 1.0, value=0.40, stderr=0.03, seed=0),
-                result("random", 1.0, value=0.38, stderr=0.06, seed=1),
-            ],
-            *(RANDOM, 0, 40.0, math.hypot(4.0, 2.0 / math.sqrt(3))),
+            seeds((0.4, 0.03), (0.38, 0.06), (0.42, 0.03)),
+            RANDOM,
+            0,
+            40.0,
+            math.hypot(4, 2 / 3**0.5),
         ),
-        ([result("random", 1.0, seed=seed) for seed in range(10)], RANDOM, 0, 50.0, 2.0),
-        ([result("random", 1.0, seed=3)], RANDOM, 0, 50.0, 2.0),
-        (
-            [result("random", 1.0, seed=0), result("random", 1.0, seed=1, stderr=None)],
-            *(RANDOM, 0, 50.0, None),
-        ),
+        (seeds(*[(0.5, 0.02)] * 10), RANDOM, 0, 50.0, 2.0),
+        (seeds((0.5, 0.02)), RANDOM, 0, 50.0, 2.0),
+        (seeds((0.5, 0.02), (0.5, None)), RANDOM, 0, 50.0, None),
     ],
     ids=["average", "unknown error", "seeds", "equal seeds", "one seed", "seed of unknown error"],
 )
