@@ -1,7 +1,9 @@
-"""What ``pyproject.toml`` says of the project."""
+"""What ``pyproject.toml`` says of the project, and programs that run in a checkout."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,3 +21,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 PROJECT = read_toml(ROOT / "pyproject.toml")
+
+
+def run(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with a few more variables of the environment, whatever its status."""
+    env = os.environ | environment
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.project import PROJECT, ROOT
+from tests.project import PROJECT, ROOT, run
 
 FOLDER = ROOT / ".ci"
 pytestmark = pytest.mark.skipif(not (FOLDER / "run").exists(), reason="no checkout of git")
@@ -19,9 +18,8 @@ MARKERS = [line.partition(":")[0] for line in PROJECT["tool"]["pytest"]["ini_opt
 
 def expression(target: str) -> str:
     """Return the markers of the tests that a target of make runs, as pytest takes them."""
-    command = ["make", "--dry-run", target]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    (line,) = (line for line in done.stdout.splitlines() if "pytest" in line)
+    lines = run("make", "--dry-run", target).stdout.splitlines()
+    (line,) = (line for line in lines if "pytest" in line)
     words = shlex.split(line, comments=True)
     return words[words.index("-m", words.index("pytest")) + 1]
 
@@ -53,8 +51,6 @@ echo new > elsewhere; commit third; changed methods
 """
     folder = tmp_path / "clone"
     folder.mkdir()
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=True
-    )
+    done = run("bash", "-c", script, cwd=folder)
     skipped = "== make test-methods: passed with this content before"
     assert done.stdout.splitlines() == ["made test-methods", skipped, "made test-methods", skipped]

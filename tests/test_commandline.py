@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -29,6 +27,7 @@ from tests import records as made
 from tests.bad_input import MAIN
 from tests.conftest import Shell
 from tests.nightly import nightly_but
+from tests.project import run
 from tests.records import forge
 from tests.satellites import HAS_METHODS
 
@@ -93,14 +92,8 @@ print(*(name for name in sys.modules if "." not in name), file=sys.stderr)
 
 def imported(*lines: str, cwd: Path) -> tuple[str, set[str]]:
     """Run command lines in a process: what they say, with their status, and what is imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *lines],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(Path(commandline.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    path = str(Path(commandline.__file__).parents[2])
+    done = run(sys.executable, "-c", PROBE, *lines, cwd=cwd, PYTHONPATH=path)
     *said, modules = done.stderr.splitlines()
     return "\n".join([done.stdout, *said]), set(modules.split())
 

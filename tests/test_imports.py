@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
+
+from tests.project import run
 
 HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
 # The modules of packages that commands import before they know what is asked.
@@ -52,8 +53,8 @@ def test_what_is_light_starts_without_the_heavy_libraries() -> None:
         "    importlib.import_module(module)\n"
         "    print(json.dumps([module, list(sys.modules)]))\n"
     )
-    words = [sys.executable, "-c", code, *LIGHT]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done = run(sys.executable, "-c", code, *LIGHT)
+    assert not done.returncode, done.stderr
     imported = {module: {*names} for module, names in map(json.loads, done.stdout.splitlines())}
     heavy = {module: {*names} & imported[module] for module, names in LIGHT.items()}
     assert {module: names for module, names in heavy.items() if names} == {}

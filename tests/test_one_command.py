@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import run_command as evaluation
 from pages import ROOT, pages
 from tests.conftest import Shell
+from tests.project import run
 
 
 @pytest.mark.parametrize("name", subcommands())
@@ -41,19 +41,18 @@ def test_every_command_that_a_page_names_is_there(capsys: pytest.CaptureFixture[
 
 
 def test_make_refuses_a_setting_that_it_would_ignore() -> None:
-    command = ["make", "-n", "table2", "gamma=1.0", "PROFILE=tiny"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = run("make", "-n", "table2", "gamma=1.0", "PROFILE=tiny")
     assert ended.returncode == 2
     assert 'gamma=1.0: no variable of this Makefile; write ARGS="gamma=1.0"' in ended.stderr
-    command[3] = "ARGS=gamma=1.0 results_dir=elsewhere"
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    arguments = "ARGS=gamma=1.0 results_dir=elsewhere"
+    ended = run("make", "-n", "table2", arguments, "PROFILE=tiny")
     assert "table table2 profile=tiny gamma=1.0 results_dir=elsewhere" in ended.stdout
 
 
 def test_make_prints_a_mistake_once() -> None:
     """Also where several processes share the cells."""
-    words = "make", "-o", "install", f"PY={sys.executable}", "JOBS=2", "table2", "ARGS=gamma=x"
-    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    words = "-o", "install", f"PY={sys.executable}", "JOBS=2", "table2", "ARGS=gamma=x"
+    ended = run("make", *words)
     assert ended.returncode == 2
     assert ended.stderr.count("gamma=x: the capacity factor must be") == 1
 

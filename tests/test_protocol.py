@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +22,14 @@ from pages import ROOT, fresh
 from pages.names import exploratory
 from pages.protocol import YAML, batch_sizes, judged, numbers_of, primary, protocol
 from pages.real import by_intervals, cells_of
+from tests.project import run
 
 PASSAGES = {"passages_512", "passages_2k", "passages_8k"}
 
 
-def git(*words: str, root: Path = ROOT) -> str:
-    result = subprocess.run(
-        ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip() if result.returncode == 0 else ""
-
-
-def too_early(protocol_commit: str, revisions: Sequence[str | None], root: Path) -> list[str]:
-    """Return the revisions that do not descend from the protocol's commit."""
-    early = []
-    for revision in revisions:
-        commit = (revision or "").removesuffix("-dirty")
-        words = ["git", "-C", str(root), "merge-base", "--is-ancestor", protocol_commit, commit]
-        if not commit or subprocess.run(words, capture_output=True, check=False).returncode:
-            early.append(str(revision))
-    return early
-
-
 def test_records_descend_from_the_protocol() -> None:
-    commit = git("log", "--follow", "--diff-filter=A", "--format=%H", "--", str(YAML)).splitlines()
-    if not commit or git("rev-parse", "--is-shallow-repository") == "true":
+    log = run("git", "log", "--follow", "--diff-filter=A", "--format=%H", "--", str(YAML)).stdout
+    if not log or run("git", "rev-parse", "--is-shallow-repository").stdout == "true\n":
         pytest.skip("no history of git")
     roots = [
         path
@@ -62,8 +43,11 @@ def test_records_descend_from_the_protocol() -> None:
         for record in read_results(root, [])
         if root.name != "real_text"  # BANKING77, before the protocol
     ]
-    revisions = {record.provenance.git_revision for record in records}
-    assert too_early(commit[-1], sorted(revisions, key=str), ROOT) == []
+    early = []
+    for revision in {record.provenance.git_revision or "" for record in records}:
+        words = ["merge-base", "--is-ancestor", log.split()[-1], revision.removesuffix("-dirty")]
+        early += [revision] if run("git", *words).returncode else []
+    assert early == []
 
 
 def test_every_claim_is_asked_or_left_out_with_a_reason() -> None:
@@ -158,8 +142,8 @@ def test_names_of_the_protocol_exist() -> None:
             assert f"zoo_{words[0]}" in fresh["models"]
         else:
             assert {plan.cell.model.name for plan in plans(composed(words))} == set(fresh["models"])
-    for run in protocol()["runs"]:
-        assert all(row["endpoint"] in {"accuracy", "bits_per_byte"} for row in primary(run))
+    rows = [row for name in protocol()["runs"] for row in primary(name)]
+    assert {row["endpoint"] for row in rows} <= {"accuracy", "bits_per_byte"}
 
 
 def test_pads_add_no_capacity_to_the_contrast_of_padding() -> None:

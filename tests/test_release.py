@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import subprocess
 from fnmatch import fnmatchcase
 from importlib.metadata import EntryPoint
 from pathlib import PurePosixPath
@@ -18,16 +17,14 @@ from lm_eval.api.registry import get_model
 from capmoe_eval import __version__
 from capmoe_eval.evaluation import provenance
 from tests.conftest import Shell
-from tests.project import PROJECT, ROOT
+from tests.project import PROJECT, ROOT, run
 
 CHECKOUT = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
 
 
 @CHECKOUT
 def test_the_version_is_said_with_its_commit(shell: Shell) -> None:
-    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    commit, (status, line, _) = done.stdout.strip(), shell("--version")
+    commit, (status, line, _) = run("git", "rev-parse", "HEAD").stdout.strip(), shell("--version")
     assert status == 0
     assert re.fullmatch(
         rf"capmoe_eval {re.escape(__version__)} \(commit {commit}(-dirty)?\)\n", line
@@ -45,12 +42,12 @@ def test_the_version_is_said_with_its_commit(shell: Shell) -> None:
 def test_an_installed_one_knows_the_commit_that_pip_noted(
     monkeypatch: pytest.MonkeyPatch, noted: object, commit: str | None
 ) -> None:
-    def run(*_: object, **__: object) -> None:
+    def no_git(*_: object, **__: object) -> None:
         raise OSError
 
     content = None if noted is None else json.dumps(noted)
     there = SimpleNamespace(read_text=lambda _: content)
-    monkeypatch.setattr(provenance.subprocess, "run", run)
+    monkeypatch.setattr(provenance.subprocess, "run", no_git)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: there)
     monkeypatch.setattr(provenance, "revision", provenance.revision.__wrapped__)
     assert provenance.revision() == commit
@@ -86,8 +83,7 @@ BY_HAND = {
 
 @CHECKOUT
 def test_the_bill_lists_what_is_not_written_by_hand() -> None:
-    command = ["git", "-C", str(ROOT), "ls-files", "--", *PACKAGED]
-    paths = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    paths = run("git", "ls-files", "--", *PACKAGED).stdout.split()
     parts = {path: [p for p, _ in PARTS if fnmatchcase(path, p)] for path in paths}
     assert [p for p in paths if not parts[p] and PurePosixPath(p).suffix not in BY_HAND] == []
     assert {pattern for pattern, _ in PARTS} == {p for of_path in parts.values() for p in of_path}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from capmoe_eval.experiment.application import INTERRUPTED, run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
+from tests.project import run
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -61,8 +60,7 @@ def test_a_second_signal_ends_a_long_end(
     first: str, second: str, kind: str, tmp_path: Path
 ) -> None:
     """With the line and the status of the first; a half-written file is removed meanwhile."""
-    words = [sys.executable, "-c", _TWICE, first, second, kind]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run(sys.executable, "-c", _TWICE, first, second, kind, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("again\n", f"{INTERRUPTED}\n")
     assert done.returncode == SIGNALS[getattr(signal, first)]
     assert kind == "hangs" or not list(tmp_path.iterdir())
@@ -148,16 +146,8 @@ runpy.run_module(module, run_name="__main__", alter_sys=False)
 )
 def test_each_command_ends_in_one_line(program: str, error: str, said: str, tmp_path: Path) -> None:
     """Also while its libraries are imported, and whatever is wrong with them."""
-    module, words = "capmoe_eval", program.split()
-    broken = f"capmoe_eval.{PROGRAMS[program]}"
-    done = subprocess.run(
-        [sys.executable, "-c", _BROKEN, module, broken, *words, error],
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["capmoe_eval", f"capmoe_eval.{PROGRAMS[program]}", *program.split(), error]
+    done = run(sys.executable, "-c", _BROKEN, *words, cwd=tmp_path, TMPDIR=str(tmp_path))
     (line,) = done.stderr.splitlines()
     assert line.startswith(said)
     assert done.stdout == ""
@@ -181,13 +171,7 @@ def test_an_output_that_cannot_be_written_is_no_traceback(
     shell: str, words: str, status: int, said: str, tmp_path: Path
 ) -> None:
     line = [sys.executable, "-m", "capmoe_eval", "table", *words.split()]
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", f'exec "$@" {shell}', "bash", *line],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run("bash", "-o", "pipefail", "-c", f'exec "$@" {shell}', "bash", *line, cwd=tmp_path)
     assert done.returncode == status
     assert done.stderr.startswith(said)
     assert done.stderr.count("\n") == (1 if said else 0), done.stderr

@@ -28,10 +28,10 @@ def differences(golden: pd.DataFrame, now: pd.DataFrame) -> list[str]:
 
 
 def _alike(old: object, new: object) -> bool:
+    if old == new or isinstance(old, str) != isinstance(new, str):
+        return old == new
     if not isinstance(old, str) or not isinstance(new, str):
         return bool(np.isclose(old, new, rtol=1e-8, atol=1e-9, equal_nan=True))  # type: ignore[call-overload]
-    if old == new:
-        return True
     numbers = [np.array(_NUMBER.findall(text), dtype=float) for text in (old, new)]
     return _NUMBER.sub("0", old) == _NUMBER.sub("0", new) and np.allclose(*numbers, atol=2e-6)
 

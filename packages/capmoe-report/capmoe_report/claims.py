@@ -17,7 +17,7 @@ from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, read_data, write_text
 from capmoe_eval.experiment.results import LOCAL, read_results, record_places
 
-from capmoe_report.evidence import evidence_of, limit_notes, models_of, no_model_of
+from capmoe_report.evidence import evidence_of, limit_notes, models_of
 from capmoe_report.judge import IN_PRINT, judge, paper_claims
 from capmoe_report.verdicts import JudgedClaim, VerdictFile
 
@@ -60,9 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"results_dir={results}: no whole record there; name one that has records"
             )
         counts = Counter(record.model for record in records)
-        of_profile = models_of(config.profile, counts)
-        if counts and not of_profile:
-            raise no_model_of(profile, results, counts)
+        of_profile = models_of(config.profile, counts, results)
         notes = [f"left out: {line}" for line in broken]
         notes += [
             f"left out: the records of {name} ({counts[name]}), no model of the profile"

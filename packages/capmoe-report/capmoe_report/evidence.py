@@ -335,29 +335,30 @@ def evidence_of(
     return Evidence(profile, results_of(records), pooled=models, **of_profile, **rest)
 
 
-def models_of(profile: DictConfig, names: Iterable[str]) -> frozenset[str]:
-    """Return those of some models that belong to a profile, by its lists or their own files."""
+def models_of(profile: DictConfig, names: Collection[str], root: Path) -> frozenset[str]:
+    """Return those of some models that belong to a profile, by its lists or their own files.
+
+    Names of others alone, those with records in a directory, are a UsageError.
+    """
     listed = str(OmegaConf.to_container(profile))
     with_file = sorted({*names}.intersection(options("model")))
     load_options("model", with_file)
-    return frozenset(
+    of_profile = frozenset(
         name
         for name in with_file
         if load_option("model", name).profile == profile.name or repr(name) in listed
     )
-
-
-def no_model_of(profile: str, root: Path, names: Collection[str]) -> UsageError:
-    """Return the error for a directory with records of other models alone than a profile's."""
+    if of_profile or not names:
+        return of_profile
     name = min(names)
     words = [override("model", name)]
-    if name not in options("model"):
+    if name not in with_file:
         words = ["model=custom", override("model.name", name)]
     command = shlex.join(["capmoe-eval", "report", *words, f"results_dir={root}"])
     others = ", ".join(sorted({*names} - {name}))
-    return UsageError(
-        f"profile={profile}: no record in {root} is of a model of this profile; `{command}` shows "
-        f"those of {name}{others and f'; also there: {others}'}"
+    raise UsageError(
+        f"profile={profile.name}: no record in {root} is of a model of this profile; `{command}` "
+        f"shows those of {name}{others and f'; also there: {others}'}"
     )
 
 
