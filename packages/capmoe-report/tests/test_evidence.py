@@ -38,13 +38,6 @@ def test_a_side_has_the_models_own_settings_and_no_others() -> None:
     assert is_picked(material, Side(method="baseline"), model="zoo_other")
 
 
-def test_m_is_a_multiple_of_the_models_top_k() -> None:
-    parts = {"layers": [records.layer(top_k=3)]}
-    ranked = record("expanded_drop", 1.0, candidates="ranked", m=6, parts=parts)
-    side = Side(method="expanded_drop", gamma=1.0, candidates="ranked", m="2k")
-    assert is_picked(evidence(ranked), side, ranked)
-
-
 def test_settings_are_those_of_most_records_but_for_the_gamma_of_a_model_that_has_a_file() -> None:
     records = [
         record("score", gamma, ep_size=ep_size, model=model)
@@ -61,30 +54,26 @@ def test_settings_are_those_of_most_records_but_for_the_gamma_of_a_model_that_ha
     assert "zoo_other" not in material.deployments
 
 
+SIDES = [Side(method=name, gamma=1.0) for name in ("score", "random")]
+
+
 def test_a_task_that_hardly_needs_experts_enters_no_contrast_of_several() -> None:
     """RTE loses 4 points with all experts disabled; alone it may be asked, and so in a mixture."""
-    rows = [
-        record(method, 1.0, {"openbookqa": [right] * 4} if task == "obqa" else [0, 0], task=task)
-        for method, right in (("score", 1), ("random", 0))
-        for task in ("obqa", "rte")
-    ]
-    mixtures = [
-        record(
-            *(method, 1.0, {"openbookqa": [1] * 4, "rte": [right] * 4}),
-            task="zero_shot_mix",
-            cell={"shuffle": 0},
-        )
-        for method, right in (("score", 1), ("random", 0))
-    ]
-    sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
-    mixed = [side.model_copy(update={"batches": "mixed"}) for side in sides]
+    rows = []
+    for method, right in (("score", 1), ("random", 0)):
+        rows.append(record(method, 1.0, {"openbookqa": [right] * 4}))
+        rows.append(record(method, 1.0, [0, 0], task="rte"))
+        answers = {"openbookqa": [1] * 4, "rte": [right] * 4}
+        rows.append(record(method, 1.0, answers, task="zero_shot_mix", cell={"shuffle": 0}))
+    mixed, alone = (
+        [side.model_copy(update=change) for side in SIDES]
+        for change in ({"batches": "mixed"}, {"task": "rte"})
+    )
     losses = pd.DataFrame({"zoo_olmoe": {"openbookqa": 31.0, "rte": 4.0}})
-    every, some = (evidence(*rows, *mixtures, **of) for of in ({}, {"losses": losses}))
-    assert [every.effect(*both).points for both in (sides, mixed)] == [50, 50]
-    assert [some.effect(*both).points for both in (sides, mixed)] == [100, 0]
-    assert some.effect(*sides).tasks == {"zoo_olmoe": ("obqa",)}
-    alone = [side.model_copy(update={"task": "rte"}) for side in sides]
-    assert some.effect(*alone).points == 0
+    every, some = evidence(*rows), evidence(*rows, losses=losses)
+    assert [every.effect(*both).points for both in (SIDES, mixed)] == [50, 50]
+    assert [some.effect(*both).points for both in (SIDES, mixed, alone)] == [100, 0, 0]
+    assert some.effect(*SIDES).tasks == {"zoo_olmoe": ("obqa",)}
     assert idle_notes(every.losses) == []
     seed = losses.assign(zoo_olmoe_s1=[19.0, 60.0])
     assert idle_notes(seed) == [
@@ -95,14 +84,14 @@ def test_a_task_that_hardly_needs_experts_enters_no_contrast_of_several() -> Non
 
 
 def test_an_effect_of_some_tasks_has_no_others_whatever_was_asked_before() -> None:
-    rows = [
-        record(method, 1.0, [right if task == "obqa" else 0] * 4, task=task)
-        for method, right in (("score", 1), ("random", 0))
-        for task in ("obqa", "piqa")
-    ]
-    material = evidence(*rows)
-    sides = [Side(method=name, gamma=1.0) for name in ("score", "random")]
-    effects = [material.effect(*sides, tasks=tasks) for tasks in ((), ["obqa"], ["piqa"])]
+    material = evidence(
+        *(
+            record(method, 1.0, [right if task == "obqa" else 0] * 4, task=task)
+            for method, right in (("score", 1), ("random", 0))
+            for task in ("obqa", "piqa")
+        )
+    )
+    effects = [material.effect(*SIDES, tasks=tasks) for tasks in ((), ["obqa"], ["piqa"])]
     assert [effect.points for effect in effects] == [50, 100, 0]
     assert [len(effect.records) for effect in effects] == [4, 2, 2]
     assert [effect.documents for effect in effects] == [8, 4, 4]

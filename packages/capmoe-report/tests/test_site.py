@@ -236,12 +236,11 @@ def test_the_ledger_escapes_every_text(site: Path) -> None:
 
 
 def test_a_model_of_ones_own_is_described_by_its_records(site: Path, tmp_path: Path) -> None:
-    """The report says its name, shows its numbers, and its commands say all that records do."""
-    root, documents = tmp_path / "results", tmp_path / "hub"
-    documents.mkdir()
+    """The report says its name and shows its numbers."""
+    root = tmp_path / "results"
     words = ["model=custom", "model.name=mine", f"results_dir={root}"]
-    of_cell = ["model.pretrained=org/odd", f"data.root={documents}", "tasks=piqa", "gamma=1.0"]
-    (plan,) = plans(composed([*words, *of_cell, "method=score"]))
+    of_cell = ["model.pretrained=org/odd", "tasks=piqa", "gamma=1.0", "method=score"]
+    (plan,) = plans(composed([*words, *of_cell]))
     for cell in (plan.cell, records.odd_cell(model="other")):
         made(cell, root).write()
     assert built(tmp_path, tmp_path / "reports", *words) == 0
@@ -251,12 +250,7 @@ def test_a_model_of_ones_own_is_described_by_its_records(site: Path, tmp_path: P
     assert [row[0] for row in rows(text(tmp_path, RECORDS))][1:] == ["mine"]
     filled = {name: row for name, *row in rows(text(tmp_path, INDEX))}
     assert filled["table1"][0] == "1"
-    settings = "model.pretrained=org/odd data.root=DIRECTORY data.name=local-hub"
-    commands = [row[-1] for row in filled.values() if "capmoe-eval run" in row[-1]]
-    assert len(commands) > 1
-    for command in commands:
-        assert "model=custom model.name=mine" in command
-        assert settings in command
+    assert "model=custom model.name=mine" in filled["table1"][-1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import routing, scores
 from capmoe_eval.report.figures.routing import pooled_grid
-from capmoe_eval.report.figures.scores import over_tasks
 from capmoe_eval.routing.registry import create_method
 from tests.records import layer
 from tests.report.figures.material import BASELINE, cell, evidence, record, values
@@ -68,16 +67,3 @@ def test_pooling_shares_is_summing_counts(many: list[list[int]]) -> None:
             slots += 4 * capacity
         assert drop == pytest.approx(dropped_pairs / sum(map(sum, many)))
         assert empty == pytest.approx(unused / slots if slots else np.nan, nan_ok=True)
-
-
-def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
-    seeds = [
-        record(cell(create_method("random", 1.0, seed=s), "a"), value=v, stderr=0.04)
-        for s, v in ((0, 0.2), (1, 0.4))
-    ]
-    other = record(cell(create_method("random", 1.0, seed=0), "b"), value=0.9, stderr=0.03)
-    tasks = {"a": "A", "b": "B"}
-    (mean,) = over_tasks(evidence(all=[*seeds, other]).cells("all"), tasks, ["gamma"]).itertuples()
-    assert (mean.score, mean.stderr, mean.lacking) == (pytest.approx(60), pytest.approx(2.5), "")
-    (mean,) = over_tasks(evidence(all=seeds).cells("all"), tasks, ["gamma"]).itertuples()
-    assert (mean.gamma, mean.lacking) == (1.0, "B")
