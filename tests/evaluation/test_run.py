@@ -1,4 +1,8 @@
-"""Grids: the finished is skipped, the failed reported, and what cannot go on is stopped."""
+"""Runs of cells: the finished is skipped, the failed reported, and what cannot go on is stopped.
+
+Several processes on one directory compute every cell once. There, one name stands for one set of
+weights, and one for one set of documents.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,33 @@ import gc
 import json
 import os
 import re
+import shutil
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.evaluation import evaluate as evaluation
 from capmoe_eval.evaluation import loading
-from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation import run as run_module
+from capmoe_eval.evaluation.run import check_inputs, run, take_turns
 from capmoe_eval.evaluation.run_command import execute
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId
 from capmoe_eval.experiment.configuration import CellPlan
+from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.reservations import Reservation, holder_of, reserve
 from capmoe_eval.experiment.results import record_paths
+from capmoe_eval.routing.registry import create_method
+from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 from tests import records
 
 
@@ -76,39 +92,42 @@ def test_finished_cells_are_skipped_and_kept_as_they_are(tmp_path: Path) -> None
     assert run([dataclasses.replace(grid(tmp_path)[0], overwrite=True)]).computed == 1
 
 
-FAMILIES = ("olmoe", "mixtral", "qwen3_moe")
-
-
-def test_a_model_is_loaded_once_and_gone_before_the_next(tmp_path: Path, wrap: Any) -> None:
-    loaded: list[weakref.ref[object]] = []
-
-    def alone(_: object) -> None:
-        assert [alive() for alive in loaded] == [None] * len(loaded), "in memory twice"
-
-    wrap(loading, "load_lm", alone, lambda lm: loaded.append(weakref.ref(lm.model)))
-    error = RuntimeError("an error holds the frames that it passed")
-    wrap(evaluation, "evaluate", fail_with(error, lambda cell: cell.model.name == "tiny_mixtral"))
-    gc.disable()  # what frees the model is no chance
-    try:
-        both = ("baseline", "score")
-        summary = run([plan(tmp_path, name, f"tiny_{f}") for name in both for f in FAMILIES])
-    finally:
-        gc.enable()
-    assert (summary.computed, len(summary.failures), len(loaded)) == (4, 2, 3)
-
-
-def test_a_failed_cell_does_not_stop_the_others(
+def test_failures_stop_no_other_cell_and_keep_no_model(
     tmp_path: Path, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = RuntimeError("boom\nsecond line")
-    wrap(evaluation, "evaluate", fail_with(error, lambda cell: cell.method.name == "order"))
-    summary = run(grid(tmp_path))
-    assert [record.method for record in summary.records] == ["baseline", "score"]
-    ((cell, reason),) = summary.failures
-    assert cell == "tiny_olmoe obqa order-g1"
-    assert re.fullmatch(r"RuntimeError: boom second line \(test_run\.py, line \d+\)", reason)
+    """A model is loaded once, also if that fails, and is gone before the next."""
+    loaded: list[weakref.ref[object]] = []
+    tried: list[str] = []
+
+    def alone(model: ModelId) -> None:
+        assert [alive() for alive in loaded] == [None] * len(loaded), "in memory twice"
+        tried.append(model.name)
+        if model.name == "tiny_qwen3_moe":
+            raise RuntimeError("no memory")
+
+    def is_bad(cell: Cell) -> bool:
+        return (cell.model.name, cell.method.name) == ("tiny_mixtral", "baseline")
+
+    wrap(loading, "load_lm", alone, lambda lm: loaded.append(weakref.ref(lm.model)))
+    # An error holds the frames that it passed.
+    wrap(evaluation, "evaluate", fail_with(RuntimeError("boom\nsecond line"), is_bad))
+    families = ("tiny_olmoe", "tiny_mixtral", "tiny_qwen3_moe")
+    plans = [plan(tmp_path, name, of) for name in ("baseline", "score") for of in families]
+    gc.disable()  # what frees the model is no chance
+    try:
+        summary = run(plans)
+    finally:
+        gc.enable()
+    assert tried == list(families)
+    assert (summary.computed, len(summary.records)) == (3, 3)
+    reasons = dict(summary.failures)
+    boom = reasons.pop("tiny_mixtral obqa baseline")
+    assert re.fullmatch(r"RuntimeError: boom second line \(test_run\.py, line \d+\)", boom)
+    assert [reason.partition(" (")[0] for reason in reasons.values()] == [
+        "RuntimeError: no memory"
+    ] * 2
     monkeypatch.undo()
-    assert run(grid(tmp_path)).computed == 1
+    assert run(plans).computed == 3
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -150,17 +169,6 @@ def test_the_end_of_a_job_or_of_the_disk_is_no_failed_cell(
     assert len(evaluated) == 1
 
 
-def test_a_model_that_cannot_be_loaded_is_tried_once(tmp_path: Path, wrap: Any) -> None:
-    tried: list[ModelId] = []
-    no_memory = fail_with(RuntimeError("no memory"), lambda model: model.name == "tiny_mixtral")
-    wrap(loading, "load_lm", lambda model: (tried.append(model), no_memory(model)))
-    large = [plan(tmp_path, name, "tiny_mixtral") for name in ("baseline", "score")]
-    summary = run([*large, *grid(tmp_path)[:1]])
-    reasons = [reason.partition(" (")[0] for _, reason in summary.failures]
-    assert reasons == ["RuntimeError: no memory"] * 2
-    assert [model.name for model in tried] == ["tiny_mixtral", "tiny_olmoe"]
-
-
 def test_a_damaged_record_is_named_before_anything_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,3 +200,210 @@ def test_samples_are_kept_beside_the_record(tmp_path: Path) -> None:
     for plans in ([plan], [plan, *missing]):
         with pytest.raises(UsageError, match=line):
             run(plans)
+
+
+# Several processes.
+
+
+def queued(root: Path, models: str = "ab", *, overwrite: bool = False) -> list[CellPlan]:
+    source = data_source("miniworld")
+    methods = [create_method("random", 1.0, seed=seed) for seed in range(3)]
+    return [
+        CellPlan(records.cell(method, model), source, root, overwrite=overwrite)
+        for method in methods
+        for model in models
+    ]
+
+
+def name(plan: CellPlan) -> str:
+    return f"{plan.cell.model.name}{plan.cell.method.setting('seed')}"
+
+
+def drain(turns: Iterable[tuple[CellPlan, bool]]) -> list[str]:
+    """Compute all; finished cells are in brackets."""
+    said = []
+    for plan, is_finished in turns:
+        if not is_finished:
+            assert reserve(plan.path) is None, "it is reserved"
+            write_text(plan.path, "ours")
+        said.append(f"({name(plan)})" if is_finished else name(plan))
+    return said
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "POLL", 0.0)
+
+
+def take(plan: CellPlan) -> Callable[[str | None], None]:
+    """Reserve a cell as another process; return what writes its record, if any, and frees it."""
+    reservation, held = reserve(plan.path), ExitStack()
+    assert reservation is not None
+    held.enter_context(reservation)
+
+    def end(text: str | None) -> None:
+        if text is not None:
+            write_text(plan.path, text)
+        held.close()
+
+    return end
+
+
+@pytest.mark.parametrize("text", [None, "theirs"])
+def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path, text: str | None) -> None:
+    """It is computed if the other one failed to."""
+    plans, waited = queued(tmp_path, "a"), []
+    end, holder = take(plans[1]), holder_of(plans[1].path)
+
+    def waiting(cells: Counter[str]) -> None:
+        waited.append(dict(cells))
+        if len(waited) == 3:
+            end(text)
+
+    assert drain(take_turns(plans, waiting)) == ["a0", "a2", "(a1)" if text else "a1"]
+    assert waited == [{holder: 1}] * 3
+    assert plans[1].path.read_text() == (text or "ours")
+
+
+def test_a_record_that_appeared_before_the_reservation_is_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the record and the reservation another wrote it and released it."""
+
+    def late(record: Path) -> Reservation | None:
+        write_text(record, "theirs")
+        return reserve(record)
+
+    monkeypatch.setattr(run_module, "reserve", late)
+    assert drain(take_turns(queued(tmp_path, "a"))) == ["(a0)", "(a1)", "(a2)"]
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_processes_spread_over_the_models(tmp_path: Path) -> None:
+    plans = queued(tmp_path, "abc")
+    ends = [take(plans[0])]
+    with closing(take_turns(plans)) as turns:
+        assert name(next(turns)[0]) == "b0"
+        ends.append(take(plans[2]))
+        assert name(next(turns)[0]) == "b1", "a loaded model stays"
+    with closing(take_turns(plans)) as turns:
+        assert name(next(turns)[0]) == "b0", "fewest of b are being computed: none"
+    for end in ends:
+        end(None)
+
+
+def test_overwriting_computes_each_once(tmp_path: Path) -> None:
+    plans = queued(tmp_path, "a", overwrite=True)
+    for plan in plans:
+        write_text(plan.path, "old")
+    end = take(plans[1])
+    computed = drain(take_turns(plans, lambda _: end("theirs")))
+    assert computed == ["a0", "a2", "(a1)"], "the other's is as new as ours would be"
+    assert [plan.path.read_text() for plan in plans] == ["ours", "theirs", "ours"]
+    assert drain(take_turns(plans)) == ["a0", "a1", "a2"], "a later command computes all again"
+
+
+# Inputs.
+
+
+INPUTS = {"weights": "a", "tokenizer": "b", "attention": "sdpa", "fingerprint": "d"}
+NEW = "new"
+
+
+def computed(root: Path, method: str, new: str = "", **fields: Any) -> Record:
+    """The record of a method's cell, which is not written, computed with a new input or none."""
+    inputs = INPUTS | ({new: NEW} if new else {})
+    origin = {"data_fingerprint": inputs.pop("fingerprint"), "model": inputs}
+    return records.record(
+        records.cell(create_method(method, 1.0), **fields), root, provenance=origin
+    )
+
+
+def check(record: Record, root: Path) -> None:
+    check_inputs(root, record.cell, record.capmoe["provenance"])
+
+
+@pytest.mark.parametrize("field", INPUTS)
+def test_another_input_under_the_same_name_is_refused(field: str, tmp_path: Path) -> None:
+    """Tables mix one's own results with the shipped ones."""
+    shipped, mine = tmp_path / "zoo", tmp_path / "local-zoo"
+    first = computed(shipped, "baseline")
+    first.write()
+    for root in (shipped, mine):
+        check(computed(root, "score"), root)
+        with pytest.raises(UsageError, match=rf"^{shipped}: .*other {field}") as line:
+            check(computed(root, "score", field), root)
+        key = "data.name" if field == "fingerprint" else "model.name"
+        for part in (str(first.path), f"now {NEW}", "another results_dir", key, "delete the old"):
+            assert part in str(line.value)
+        assert "\n" not in str(line.value)
+    again, back = computed(shipped, "baseline", field), computed(shipped, "order")
+    check(again, shipped)  # it takes the place of the only record
+    again.write()
+    with pytest.raises(UsageError, match=f"other {field}"):
+        check(back, shipped)
+    again.path.unlink()
+    check(back, shipped)
+
+
+def test_backends_have_kernels_of_their_own_and_the_same_weights(tmp_path: Path) -> None:
+    computed(tmp_path, "baseline").write()
+    engine = {"backend": "vllm", "max_num_batched_tokens": 64}
+    check(computed(tmp_path, "score", "attention", **engine), tmp_path)
+    with pytest.raises(UsageError, match="has other weights than its results here"):
+        check(computed(tmp_path, "score", "weights", **engine), tmp_path)
+
+
+@pytest.mark.parametrize("field", INPUTS)
+def test_a_name_is_of_one_checkpoint_wherever_it_lies(field: str, tmp_path: Path) -> None:
+    """Two checkpoints of one name stood in one row of a table, and in its mean."""
+    first = computed(tmp_path, "baseline")
+    first.write()
+    for dtype, is_same in (("float32", True), ("bfloat16", False)):
+        model = ModelId(first.cell.model.name, "/elsewhere", dtype=dtype)
+        cell = dataclasses.replace(first.cell, model=model, data=field)
+        copy = computed(tmp_path, "score").capmoe["provenance"]
+        check_inputs(tmp_path, cell, copy)
+        other = computed(tmp_path, "score", field).capmoe["provenance"]
+        if field == "weights" and is_same:
+            with pytest.raises(UsageError, match="model m has other weights than its results here"):
+                check_inputs(tmp_path, cell, other)
+        else:
+            check_inputs(tmp_path, cell, other)
+
+
+def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    tiny_tokenizer().save_pretrained(model)
+
+    def save(seed: int) -> None:
+        vocabulary = len(tiny_tokenizer())
+        tiny_model("mixtral", vocab_size=vocabulary, seed=seed).save_pretrained(model)
+
+    save(0)
+    words = ["model=custom", "model.name=mine", f"model.pretrained={model}", "data.root=miniworld"]
+    words += ["limit=2", "batch_size=4", "device=cpu", f"results_dir={tmp_path / 'results'}"]
+    (first,) = records.planned(*words, "method=baseline", "tasks=obqa")
+    (other,) = records.planned(*words, "method=score", "gamma=1.0", "tasks=piqa")
+    (record,) = run([first]).records
+    save(1)
+    assert run([first]).computed == 0, "finished before, by the old weights"
+    for asked in ([other], [first, other], [dataclasses.replace(other, overwrite=True)]):
+        with pytest.raises(UsageError, match="model mine has other weights than its results here"):
+            run(asked)
+        assert not other.path.exists()
+    record.path.unlink()
+    assert run([other]).computed == 1
+
+
+def test_the_commit_of_a_hubs_dataset_is_its_fingerprint(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As datasets keeps what it once read from the hub; that one cannot be reached."""
+    commit = "0123456789" * 4
+    here = datasets.load_dataset(str(hub / "allenai/openbookqa"), "main", cache_dir=tmp_path / "a")
+    kept = Path(here["test"].cache_files[0]["filename"]).parent
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "b")
+    shutil.copytree(kept, tmp_path / f"b/allenai___openbookqa/main/0.0.0/{commit}")
+    (plan,) = records.planned("tasks=obqa")
+    assert TaskLibrary().fingerprint(plan.cell.task, DataSource("hub")) == commit

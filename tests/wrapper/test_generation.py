@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,15 +19,14 @@ from tests.wrapper.models import batch, counted, make
 
 pytestmark = pytest.mark.numeric
 
-STATIC = {"cache_implementation": "static"}
-NO_CACHE = {"use_cache": False}
+PROMPT = (6, 3, 6, 3)
+"""The real tokens of four left-padded sequences."""
 
 
 def padded_prompt() -> tuple[Tensor, Tensor]:
-    """Return left-padded tokens and their mask [4, 6]: 18 real ones, two sequences of 3."""
-    tokens, mask = batch(n_positions=6), torch.ones(4, 6, dtype=torch.long)
-    mask[1, :3], mask[3, :3] = 0, 0
-    return tokens, mask
+    """Return left-padded tokens and their mask [4, 6]."""
+    mask = torch.arange(6) >= 6 - torch.tensor(PROMPT)[:, None]
+    return batch(n_positions=6), mask.long()
 
 
 def generate(
@@ -44,35 +44,7 @@ def generate(
     return generated, meter
 
 
-# Generation.
-
-
-@pytest.mark.parametrize(
-    ("decode", "options", "forwards", "tokens"),
-    [
-        ("unconstrained", {}, 5, 18),
-        ("unconstrained", NO_CACHE, 5, 18),
-        ("unconstrained", STATIC, 5, 18),
-        ("unconstrained", {"prefill_chunk_size": 5}, 6, 18),  # also its last chunk, of one token
-        ("unconstrained", {"num_beams": 2}, 5, 36),  # beams are sequences
-        ("constrained", {}, 5, 18 + 4 * 4),
-        ("constrained", STATIC, 5, 18 + 4 * 4),
-        ("constrained", NO_CACHE, 5, sum(18 + 4 * step for step in range(5))),
-        ("constrained", {"num_beams": 2}, 5, 36 + 4 * 8),
-        ("only", {}, 5, 4 * 4),
-    ],
-)
-def test_the_tokens_of_a_generation_are_counted(
-    decode: str, options: dict[str, Any], forwards: int, tokens: int
-) -> None:
-    _, meter = generate(make("olmoe"), decode, **options)
-    assert (meter.forwards, meter.decode_forwards) == (forwards, 4)
-    assert meter.summary()["tokens"] == tokens
-    layer_forwards = {"unconstrained": forwards - 4, "constrained": forwards, "only": 4}[decode]
-    assert meter.report()["layers"][0]["forwards"] == layer_forwards
-
-
-# Sequences that finish before others of their batch.
+# Sequences finish before others of their batch.
 
 
 class Ends(StoppingCriteria):
@@ -94,25 +66,12 @@ class EndsTogether(Ends):
 
 
 LENGTHS = [8, 7, 10, 11]
-LIVE = [3, 2, 2, 1]  # of the lengths, those above 7, 8, 9, 10: who makes the next token
 
 
 def generate_until(criterion: StoppingCriteria, **options: Any) -> tuple[Tensor, Meter]:
     """Return what a model makes of prompts of 6 tokens, every step under a capacity."""
     whole = {"attention_mask": torch.ones(4, 6), "stopping_criteria": [criterion]}
     return generate(make("olmoe"), "constrained", **whole, **options)
-
-
-@pytest.mark.parametrize("criterion", [Ends, EndsTogether])
-@pytest.mark.parametrize("options", [{}, STATIC, NO_CACHE])
-def test_a_finished_sequence_takes_no_slot(criterion: type[Ends], options: dict[str, Any]) -> None:
-    _, meter = generate_until(criterion(LENGTHS), **options)
-    assert meter.decode_forwards == 4
-    computed = [7, 8, 9, 10] if options == NO_CACHE else [1, 1, 1, 1]
-    tokens = 4 * 6 + sum(n * each for n, each in zip(LIVE, computed, strict=True))
-    assert meter.summary()["tokens"] == tokens
-    assert meter.summary()["decode"]["live"] == sum(LIVE) / 4
-    assert meter.proofs()["pads_take_no_slot"]["passed"]
 
 
 def test_a_sequence_that_ended_itself_takes_no_slot() -> None:
@@ -186,7 +145,7 @@ def adapter(model: Any) -> Case:
     return around, around.generate
 
 
-CASES: dict[str, Callable[[Any], Case]] = {
+OBJECTS: dict[str, Callable[[Any], Case]] = {
     "whole": lambda model: (model, model.generate),
     "without head": lambda model: (model.model, model.generate),
     "adapter": adapter,
@@ -197,48 +156,65 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"use_cache": False},
     {"cache_implementation": "static"},
-    {"prefill_chunk_size": 4},
-    {"num_beams": 2},
+    {"prefill_chunk_size": 5},  # also its last chunk, of one token
+    {"num_beams": 2},  # beams are sequences
 ]
 
 
-def run(case: str, decode: str, options: dict[str, Any]) -> tuple[list[Any], Meter]:
-    """Return what is generated under the capacity of a case, whose sequences finish one by one."""
-    model = make("olmoe")
-    target, by = CASES[case](model)  # bound before the block
-    criteria = [] if "num_beams" in options else [Ends(LENGTHS)]
-    answers, meter = generate(
-        model, decode, target=target, by=by, stopping_criteria=criteria, **options
-    )
-    return answers.tolist(), meter
-
-
-def nameless(meter: Meter) -> dict[str, Any]:
-    """Return all that a meter counted, without the names of layers."""
-    every = counted(meter)
-    for layer in every["layers"]:
-        del layer["name"]
-    return every
+def counts(decode: str, options: dict[str, Any]) -> tuple[int, int]:
+    """Return the forwards under the capacity, and the tokens that count in them."""
+    if "num_beams" in options:  # none of which finishes
+        prompt, steps = 2 * sum(PROMPT), [8] * 4
+    else:
+        prompt = sum(PROMPT)
+        rows, cached = zip(PROMPT, LENGTHS, strict=True), "use_cache" not in options
+        steps = [
+            1 if cached else real + step
+            for real, end in rows
+            for step in range(1, end - 6)
+            if step < 5
+        ]
+    prompts = 2 if "prefill_chunk_size" in options else 1
+    return {
+        "unconstrained": (prompts, prompt),
+        "constrained": (prompts + 4, prompt + sum(steps)),
+        "only": (4, sum(steps)),
+    }[decode]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
-    "decode",
+    ("decode", "objects"),
     [
-        "unconstrained",
-        pytest.param("constrained", marks=pytest.mark.slow),
-        pytest.param("only", marks=pytest.mark.slow),
+        ("unconstrained", OBJECTS),
+        ("constrained", ["whole"]),
+        pytest.param("constrained", OBJECTS, marks=pytest.mark.slow),
+        pytest.param("only", OBJECTS, marks=pytest.mark.slow),
     ],
 )
-def test_a_generation_counts_alike_whatever_object_runs_it(
-    decode: str, options: dict[str, Any]
+def test_a_generation_counts_its_tokens_whatever_object_runs_it(
+    decode: str, objects: Iterable[str], options: dict[str, Any]
 ) -> None:
-    answers, meter = run("whole", decode, options)
-    assert meter.decode_forwards == 4
-    for case in CASES:
-        other_answers, other_meter = run(case, decode, options)
-        assert nameless(other_meter) == nameless(meter), case
-        assert other_answers == answers, case
+    """A finished sequence takes no slot; nor a pad."""
+    answers, reports = [], []
+    for name, criterion in itertools.product(objects, (Ends, EndsTogether)):
+        model = make("olmoe")
+        target, by = OBJECTS[name](model)  # bound before the block
+        criteria = [] if "num_beams" in options else [criterion(LENGTHS)]
+        text, meter = generate(
+            model, decode, target=target, by=by, stopping_criteria=criteria, **options
+        )
+        report = counted(meter)
+        for layer in report["layers"]:
+            del layer["name"]
+        layer_forwards = report["layers"][0]["forwards"]
+        assert (layer_forwards, report["summary"]["tokens"]) == counts(decode, options), name
+        assert (meter.forwards, meter.decode_forwards) == (counts("constrained", options)[0], 4)
+        assert meter.proofs()["pads_take_no_slot"]["passed"]
+        answers.append(text.tolist())
+        reports.append(report)
+    assert all(answer == answers[0] for answer in answers)
+    assert all(report == reports[0] for report in reports)
 
 
 class Asks(LogitsProcessor):
@@ -275,62 +251,56 @@ NO_STEPS = "generate: it runs the model in forwards that are not the steps"
 PACKED = "generate_batch: continuous batching"
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (lambda _: {"prompt_lookup_num_tokens": 3}, ASSISTED),
-        (lambda _: {"assistant_model": make("mixtral")}, ASSISTED),
-        (lambda _: {"custom_generate": loop_of_ones_own}, NO_STEPS),
-        (lambda _: {"guidance_scale": 1.5}, NO_STEPS),
-        (lambda model: {"logits_processor": [Asks(model)]}, NO_STEPS),
-        (lambda _: {"cache_implementation": "paged"}, PACKED),
-    ],
-)
-def test_other_ways_to_generate_are_refused_in_one_line(
-    options: Callable[[Any], dict[str, Any]], line: str
-) -> None:
-    model = make("olmoe")
-    target, generate = adapter(model)
-    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
-    with capacity_aware(target, "score", gamma=0.5) as meter:
-        with pytest.raises(UsageError, match=line) as error:
-            generate(tokens, max_new_tokens=8, do_sample=False, **options(model))
-        assert "\n" not in str(error.value)
-        before = (meter.forwards, meter.decode_forwards)
-        generate(tokens, max_new_tokens=3, do_sample=False)
-    assert (meter.forwards, meter.decode_forwards) == (before[0] + 3, before[1] + 2)
+REPEATED = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+
+
+def with_options(options: Callable[[Any], dict[str, Any]]) -> Callable[[Any, Generate], Any]:
+    return lambda model, generate: generate(
+        REPEATED, max_new_tokens=8, do_sample=False, **options(model)
+    )
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "line"),
+    ("call", "line"),
     [
-        (lambda m: m.generate_batch(batch().tolist()), UsageError, PACKED),
+        (with_options(lambda _: {"prompt_lookup_num_tokens": 3}), ASSISTED),
+        (with_options(lambda _: {"assistant_model": make("mixtral")}), ASSISTED),
+        (with_options(lambda _: {"custom_generate": loop_of_ones_own}), NO_STEPS),
+        (with_options(lambda _: {"guidance_scale": 1.5}), NO_STEPS),
+        (with_options(lambda model: {"logits_processor": [Asks(model)]}), NO_STEPS),
+        (with_options(lambda _: {"cache_implementation": "paged"}), PACKED),
+        (lambda model, _: model.generate_batch(batch().tolist()), PACKED),
         # as a manager of continuous batching from before the block packs them
         (
-            lambda m: m(batch(n_sequences=1), cu_seq_lens_q=torch.tensor([0, 4, 12])),
-            UsageError,
+            lambda model, _: model(batch(n_sequences=1), cu_seq_lens_q=torch.tensor([0, 4, 12])),
             "cu_seq_lens_q: sequences are packed into one row",
         ),
         (
-            lambda m: m(batch(), position_ids=torch.tensor([[*range(4), *range(8)]])),
-            UsageError,
+            lambda model, _: model(batch(), position_ids=torch.tensor([[*range(4), *range(8)]])),
             "position_ids: do not count on within a row: sequences are packed into one row",
         ),
         (
-            lambda m: make("mixtral").generate(batch(n_sequences=1), assistant_model=m),
-            UsageError,
+            lambda model, _: make("mixtral").generate(batch(n_sequences=1), assistant_model=model),
             ASSISTED,
-        ),
-        (
-            lambda m: m.model(batch()),
-            EnforcementError,
-            "outside a forward.*put that under a capacity",
         ),
     ],
 )
-def test_other_calls_are_refused(
-    call: Callable[[Any], Any], error: type[Exception], line: str
+def test_other_ways_to_generate_are_refused_in_one_line(
+    call: Callable[[Any, Generate], Any], line: str
 ) -> None:
     model = make("olmoe")
-    with capacity_aware(model, "score", gamma=0.5), pytest.raises(error, match=line):
-        call(model)
+    target, generate = adapter(model)
+    with capacity_aware(target, "score", gamma=0.5) as meter:
+        with pytest.raises(UsageError, match=line) as error:
+            call(model, generate)
+        assert "\n" not in str(error.value)
+        before = (meter.forwards, meter.decode_forwards)
+        generate(REPEATED, max_new_tokens=3, do_sample=False)
+    assert (meter.forwards, meter.decode_forwards) == (before[0] + 3, before[1] + 2)
+
+
+def test_a_part_that_is_called_alone_is_refused() -> None:
+    model = make("olmoe")
+    line = "outside a forward.*put that under a capacity"
+    with capacity_aware(model, "score", gamma=0.5), pytest.raises(EnforcementError, match=line):
+        model.model(batch())
