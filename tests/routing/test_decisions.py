@@ -1,4 +1,4 @@
-"""Every decision against its definition as loops and in NumPy, and what decisions share."""
+"""Every decision against its definition as loops and in NumPy; it compiles into one graph."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,21 @@ from hypothesis import strategies as st
 
 from capmoe_eval.routing import definition
 from capmoe_eval.routing.capacity import capacity
-from capmoe_eval.routing.decision import Scores
+from capmoe_eval.routing.decision import Scores, group_tokens
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.token_drop import RandomDrop, TokenDrop
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
-from capmoe_eval.routing.registry import method_names
-from tests.routing.problems import GAMMAS, assign, cases, decide, kept_pairs, one_group
+from capmoe_eval.routing.registry import create_method, method_names
+from tests.routing.problems import (
+    GAMMAS,
+    Case,
+    assign,
+    cases,
+    decide,
+    draw_scores,
+    kept_pairs,
+    one_group,
+)
 from tests.routing.reference import assign_reference
 
 METHODS = method_names()
@@ -152,3 +162,41 @@ def test_a_capacity_is_the_exact_quotient_rounded(
     method = TokenDrop(gamma=1.0, ep_size=ranks, granularity=granularity, rounding=rounding)
     sizes = {"top_k": top_k, "n_experts": n_experts}
     assert definition.limits(method, gamma, np.array([tokens]), **sizes) == [limit]
+
+
+# Compiled.
+
+
+COMPILED = {"ep_size": 2, "modality": "image_first", "max_k": True, "load_updates": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "knobs"),
+    [
+        *((name, "aot_eager", {}) for name in METHODS),
+        # Knobs that lead elsewhere.
+        ("score", "aot_eager", {"granularity": "device"}),
+        ("order", "aot_eager", {"scope": "sequence"}),
+        ("expanded_drop", "aot_eager", {"candidates": "ranked"}),
+        ("expanded_drop", "aot_eager", {"candidates": "global", "protect_topk": True}),
+        pytest.param("expanded_drop", "inductor", {}, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_decision_is_one_graph(name: str, backend: str, knobs: dict[str, Any]) -> None:
+    """On two ranks, with pads, masked experts and images."""
+    method = create_method(name, 1.0, **COMPILED, **knobs)
+    generator = torch.Generator().manual_seed(0)
+    counted_BS = torch.ones(4, 6, dtype=torch.bool)
+    counted_BS[2, 4:] = False
+    groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
+    scores = draw_scores(
+        generator, (groups.n_tokens, 8), 2, levels=1000, is_biased=False, is_masked=True
+    )
+    image_T = torch.rand(groups.n_tokens, generator=generator) < 0.5
+    arguments = scores, groups, Case(scores, groups, counted_BS, method, image_T).context()
+    torch.compiler.reset()
+    compiled = torch.compile(method.decide, fullgraph=True, dynamic=False, backend=backend)
+    graph, eager = compiled(*arguments), method.decide(*arguments)
+    for part in ("index_TS", "keep_TS", "slot_TK"):
+        expected = getattr(eager, part)
+        assert expected is getattr(graph, part) or torch.equal(getattr(graph, part), expected)

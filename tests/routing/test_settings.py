@@ -89,7 +89,7 @@ def methods_of(name: str, most: int) -> list[Method]:
 @pytest.mark.parametrize("most", [FEW, pytest.param(MOST, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", method_names())
 def test_the_canonical_form_decides_as_the_knobs_that_were_stated(name: str, most: int) -> None:
-    """As the definition of the stated method, and so does that method itself."""
+    """As the definition of the stated method, and so does that method; its identity tells it."""
     draws = random.Random(name)
     decisions: dict[tuple[Method, int], Pairs] = {}
     methods = methods_of(name, most)
@@ -106,6 +106,10 @@ def test_the_canonical_form_decides_as_the_knobs_that_were_stated(name: str, mos
         assert decisions[canonical, number] == expected, (method, canonical)
         if not canonical.is_stock:  # then the method may leave its decision open
             assert decided(method, at) == expected, method
+        again = from_identity(canonical.identity())
+        assert again == canonical == canonical.canonical()
+        assert again.label == canonical.label
+        assert str(again.identity()) == str(canonical.identity())
 
 
 @pytest.mark.parametrize("name", method_names())
@@ -137,17 +141,6 @@ def batches() -> Iterator[Inputs]:
         yield inputs(number, 12, (2, 3, 6)[number % 3], (24, 6, 1, 12)[number % 4])
 
 
-@pytest.mark.parametrize("name", method_names())
-def test_an_identity_gives_back_the_canonical_form(name: str) -> None:
-    for method in methods_of(name, FEW):
-        canonical = method.canonical()
-        assert canonical.canonical() == canonical
-        again = from_identity(canonical.identity())
-        assert again == canonical
-        assert again.label == canonical.label
-        assert str(again.identity()) == str(canonical.identity())
-
-
 def from_identity(identity: dict[str, Any]) -> Method:
     knobs = dict(identity)
     return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs)
@@ -155,6 +148,8 @@ def from_identity(identity: dict[str, Any]) -> Method:
 
 Settings = tuple[str, Any, dict[str, Any]]
 BY_DEVICE = {"granularity": "device", "protect_topk": True}
+# A device's capacity of all pairs never binds, and weights are normalised.
+NORMALISED = {"granularity": "device", "ep_size": 4, "renormalize": "always"}
 
 
 @pytest.mark.parametrize(
@@ -176,6 +171,9 @@ BY_DEVICE = {"granularity": "device", "protect_topk": True}
             ("random", 0.0, {"ep_size": 8, "seed": 2, "modality": "text_first"}),
         ),
         (("expert_drop", 1.0, {"modality": "text_first"}), ("expert_drop", None, {})),
+        (("score", math.inf, NORMALISED), ("baseline", None, {})),
+        (("order", 9.0, {**NORMALISED, "scope": "sequence"}), ("score", 4.0, NORMALISED)),
+        (("token_reroute", 9.0, {**NORMALISED, "rounding": "floor"}), ("score", 4.0, NORMALISED)),
     ],
 )
 def test_one_computation_is_one_method(first: Settings, second: Settings) -> None:
@@ -197,6 +195,7 @@ def are_alike(first: Settings, second: Settings) -> None:
         (("score", 0.0, {"ep_size": 4}), ("score", 0.0, {"ep_size": 8})),
         (("score", 0.0, {"count_padding": True}), ("score", 0.0, {})),
         (("score", 0.0, {"decode": "constrained"}), ("score", 0.0, {})),
+        (("score", 4.0, NORMALISED), ("baseline", None, {})),
         # m ≥ E-K adds all experts, but E and K are the model's.
         (("expanded_drop", 1.0, {"candidates": "ranked", "m": 999}), ("expanded_drop", 1.0, {})),
     ],
@@ -218,6 +217,7 @@ def test_a_method_and_a_name_are_two_ways_to_the_same() -> None:
     assert by_layer.label == "score-by_layer-ep2"
     assert TokenDrop(gamma=1, count_padding=True).label == "score-g1-count_padding"
     assert by_layer.of_layer(1) == TokenDrop(gamma=2.0, ep_size=2)
+    is_refused("ep_size=0: must be a whole number of at least 1", TokenDrop, gamma=1.0, ep_size=0)
     several = TokenDrop(gamma=[1, math.inf])
     assert several.identity()["layer_gammas"] == [1.0, "inf"]
     assert create_method("score", layer_gammas=(math.inf, math.inf)) == create_method("baseline")
@@ -259,10 +259,6 @@ def is_refused(line: str, call: Callable[..., Any], *arguments: Any, **knobs: An
         call(*arguments, **knobs)
     assert str(error.value).startswith(line)
     assert "\n" not in str(error.value)
-
-
-def test_a_class_refuses_as_its_name_does() -> None:
-    is_refused("ep_size=0: must be a whole number of at least 1", TokenDrop, gamma=1.0, ep_size=0)
 
 
 @pytest.mark.slow

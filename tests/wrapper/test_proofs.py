@@ -1,4 +1,4 @@
-"""Every invariant can break: what breaks it is done here on purpose."""
+"""Every invariant can break, which is done here on purpose; what was not checked is told."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from capmoe_eval.experiment.record import Proofs
 from capmoe_eval.routing.decision import Assignment
 from capmoe_eval.wrapper import hook
 from capmoe_eval.wrapper.kernel import KERNEL, kept_pairs_forward
+from capmoe_eval.wrapper.observers.invariants import EVERY, FIRST, examination_seed, is_examined
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import logits, make
+from tests.wrapper.models import batch, logits, make
 
 PADDED = torch.ones(4, 12, dtype=torch.long)
 PADDED[1:, 7:] = 0
@@ -154,12 +155,6 @@ def test_a_model_that_is_not_deterministic_cannot_be_proven() -> None:
         assert meter.proofs()["stock_at_infinity"] == {"passed": None, "why": why}
 
 
-def test_nothing_is_proven_on_entry_unless_asked() -> None:
-    with capacity_aware(make("olmoe"), "score", gamma=0.5, verify=False) as meter:
-        for name in ("stock_at_infinity", "kernel_agrees"):
-            assert meter.proofs()[name] == {"passed": None, "why": "not run"}
-
-
 # bound_holds, overload_drops, pads_take_no_slot, gate_as_read, and that every layer runs once.
 
 Sabotage = Callable[[Any, pytest.MonkeyPatch], None]
@@ -242,3 +237,59 @@ def test_what_a_forward_breaks_is_caught_and_stays_caught(
                 logits(model, attention_mask=PADDED)
             assert meter.proofs()[broken]["passed"] is False
     json.dumps(meter.report(), allow_nan=False)
+
+
+# Which forwards are compared with the definition, and what a record says of it.
+
+
+def test_layers_are_examined_by_chance_and_in_the_first_forwards_all() -> None:
+    runs = [[[is_examined(seed, n, of) for of in range(8)] for n in range(1000)] for seed in (1, 2)]
+    for run in runs:
+        assert all(map(all, run[:3]))
+        expected = sum(min(1.0, FIRST / max(n, 1) + 1 / EVERY) for n in range(1000))
+        assert sum(map(sum, run)) / 8 == pytest.approx(expected, rel=0.15)
+    assert runs[0] != runs[1]
+
+
+@pytest.mark.parametrize("decode", ["unconstrained", "only"])
+def test_what_was_not_checked_has_not_passed(decode: str) -> None:
+    model = make("olmoe")
+    asked = ["bound_holds", "pads_take_no_slot", "overload_drops", "tokens_counted"]
+    asked += ["pairs_valid", "pairs_as_defined", "weights_as_defined"]
+    with torch.no_grad():
+        cache = model(batch()).past_key_values
+    knobs: dict[str, Any] = {"gamma": 0.5, "decode": decode, "verify": False}
+    with capacity_aware(model, "score", **knobs) as meter, torch.no_grad():
+        proofs = [meter.proofs()]
+        if decode == "only":
+            model(batch())  # a prompt
+        else:
+            model(batch()[:, :1], past_key_values=cache)  # a decode step
+        proofs.append(meter.proofs())
+    for n, (of, note) in enumerate(zip(proofs, ("", f" (decode={decode})"), strict=True)):
+        for name in ("stock_at_infinity", "kernel_agrees"):
+            assert of[name] == {"passed": None, "why": "not run"}
+        why = f"none of {n} forwards was under the method{note}"
+        for name in asked:
+            assert of[name] == {"passed": None, "why": why}
+
+
+def test_a_share_of_the_forwards_is_examined_and_said() -> None:
+    model, n_experts = make("olmoe"), 8
+    with capacity_aware(model, "score", gamma=0.5, ep_size=2) as meter, torch.no_grad():
+        for _ in range(10):
+            model(batch())
+    seed = examination_seed(meter.method)
+    layers = [sum(is_examined(seed, n, layer) for layer in range(2)) for n in range(10)]
+    examined = {
+        "forwards": sum(map(bool, layers)),
+        "of": 10,
+        "layers": sum(layers),
+        "buckets": sum(layers) * 2 * n_experts,
+        "seed": seed,
+    }
+    names = ("pairs_as_defined", "weights_as_defined", "pairs_valid", "scores_as_defined")
+    for name in (*names, "outputs_as_defined"):
+        assert meter.proofs()[name] == {"passed": True, "violations": 0, "examined": examined}
+    for name in ("groups_as_defined", "slots_filled"):
+        assert meter.proofs()[name]["passed"]

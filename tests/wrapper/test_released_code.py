@@ -118,14 +118,3 @@ def test_weights_are_normalised_where_nothing_is_dropped(family: str, exact: int
     assert torch.equal(results["always"], stock) == bool(exact)
     with released(model, 1000.0, find_moe_layers(model)[0].top_k):
         assert close(results["always"], logits(model))
-
-
-def test_what_never_binds_is_no_baseline_where_weights_are_normalised() -> None:
-    """γ=∞ stays the stock model; a device's capacity of all pairs does not."""
-    on_devices = {"granularity": "device", "ep_size": 4, "renormalize": "always"}
-    assert create_method("score", math.inf, **on_devices) == create_method("baseline")
-    never_binds = create_method("score", 4.0, **on_devices)
-    assert not never_binds.is_stock
-    for method in ("order", "token_reroute"):
-        other = create_method(method, 9.0, scope="sequence", rounding="floor", **on_devices)
-        assert other == never_binds

@@ -1,4 +1,7 @@
-"""Every kind of object that is given for a model works, or is refused in one line at entry."""
+"""Every kind of object that is given for a model works, or is refused in one line at entry.
+
+So is every version of transformers and lm-eval.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,15 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.seam import LM_EVAL
+from capmoe_eval.wrapper.generation import _LOOPS
+from capmoe_eval.wrapper.kernel import experts_call
+from capmoe_eval.wrapper.layers import find_moe_layers
+from capmoe_eval.wrapper.seam import TRANSFORMERS, Library, Part
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.architectures import build
 from tests.wrapper.models import batch, counted, make
@@ -121,14 +129,17 @@ WORKING: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WORKING)
+@pytest.mark.parametrize(
+    ("name", "family"), [*((name, "olmoe") for name in WORKING), ("offloaded", "deepseek_v3")]
+)
 @torch.no_grad()
-def test_other_objects_work_as_the_model_does(name: str) -> None:
+def test_other_objects_work_as_the_model_does(name: str, family: str) -> None:
     """Called by themselves, by the model that they run, and by its forward."""
-    model = make("olmoe")
+    model = make(family)
+    recipes = [layer.gate.recipe for layer in find_moe_layers(model)]
     with capacity_aware(model, "score", gamma=0.5) as expected:
         logits = [model(batch()).logits for _ in range(3)]
-    module_of = WORKING[name](make("olmoe"))
+    module_of = WORKING[name](make(family))
     inner = next(part for part in module_of.modules() if type(part) is type(model))
     with capacity_aware(module_of, "score", gamma=0.5) as meter:
         callers = [
@@ -137,6 +148,7 @@ def test_other_objects_work_as_the_model_does(name: str) -> None:
             inner if isinstance(module_of, nn.ModuleList) else module_of,
         ]
         answers = [caller(batch()).logits for caller in callers]
+    assert [layer.gate.recipe for layer in meter.layers] == recipes
     assert all(map(torch.equal, answers, logits))
     assert counted(meter) == counted(expected)
 
@@ -157,3 +169,69 @@ def test_a_compiled_caller_of_the_model_runs_it_under_the_capacity(before: bool)
     assert counted(meter) == counted(expected)
     assert torch.equal(caller(batch()).logits, stock)
     torch._dynamo.reset()
+
+
+# What the suite takes from inside a library is there, or the version is refused.
+
+
+@pytest.mark.parametrize("library", [TRANSFORMERS, LM_EVAL], ids=lambda of: of.distributions[0])
+def test_the_installed_version_has_every_part(library: Library) -> None:
+    library.check()
+    assert library.parts
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        (("json.decoder", "gone", ()), "there is no json.decoder.gone"),
+        (("json.decoder", "JSONDecoder().gone", ()), "there is no json.decoder.JSONDecoder().gone"),
+        (("json", "dumps", ("obj", "gone")), "dumps has no parameter gone"),
+    ],
+)
+def test_a_version_without_a_part_is_refused(
+    part: Part, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capmoe_eval.wrapper.seam.version", lambda _name: "5.99.0")
+    with pytest.raises(UsageError) as caught:
+        Library(("a-library",), ("5.1", "5.2"), (part,)).check()
+    assert str(caught.value) == (
+        f"a-library==5.99.0: {line}, so that a capacity cannot be enforced; install "
+        "a-library==5.1 or 5.2"
+    )
+
+
+def test_every_loop_that_is_replaced_is_a_part() -> None:
+    replaced = {f"{owner.__name__}.{name}" for owner, name in _LOOPS}
+    assert replaced < {path for _, path, _ in TRANSFORMERS.parts}
+
+
+# The experts' call.
+
+
+def test_experts_that_are_called_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = make("olmoe").model.layers[0].mlp.experts
+    hidden, index, weights = torch.zeros(4, 8), torch.zeros(4, 2).long(), torch.zeros(4, 2)
+    other = lambda self, hidden, weights, index: hidden  # noqa: E731
+    monkeypatch.setattr(type(experts), "forward", other)
+    call = {"hidden": hidden, "index": index, "weights": weights}
+    with pytest.raises(UsageError, match=r"transformers==.* OlmoeExperts is called with hidden, "):
+        experts_call(experts, (), call)
+
+
+def test_a_model_may_name_the_arguments_of_its_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("olmoe")
+    block = type(model.model.layers[0].mlp)
+    stock = model(batch()).logits
+
+    def forward(self: Any, hidden_BSH: Tensor) -> Tensor:
+        rows = hidden_BSH.flatten(0, 1)
+        _, weights, index = self.gate(rows)
+        named = {"top_k_weights": weights, "top_k_index": index, "hidden_states": rows}
+        return self.experts(**named).view_as(hidden_BSH)
+
+    monkeypatch.setattr(block, "forward", forward)
+    with capacity_aware(model, "score", gamma=1e9):
+        assert torch.equal(model(batch()).logits, stock)
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        model(batch())
+    assert meter.summary()["dropped"] > 0
