@@ -177,12 +177,8 @@ def test_easy_vqa_is_read_from_its_package_and_scored_by_first_words(
         get_test_image_paths=lambda: paths,
     )
     monkeypatch.setitem(sys.modules, "easy_vqa", package)
-    requests, values = evaluated(
-        library,
-        "easy_vqa",
-        lambda doc: "Red or no" if doc["answer"] == "red" else " No.",
-        "easy_vqa",
-    )
+    answer = {"red": "Red or no"}
+    requests, values = evaluated(library, "easy_vqa", lambda doc: answer.get(doc["answer"], " No."))
     expected = {"acc": 0.5, "color": 1, "shape": 0, "yes_no": 0.5}
     assert {name: values[name] for name in expected} == expected
     text, _, visual = requests[0]
