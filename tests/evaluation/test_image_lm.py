@@ -65,12 +65,20 @@ class Stock(HFMultimodalLM):
         self.processor, self.tokenizer = tokenizer, tokenizer.tokenizer
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_the_baseline_is_lm_evals_own_model(batch_size: int) -> None:
-    ours = build(batch_size)
-    texts = answers(ours)
-    ours.release()
-    stock = Stock(ours.model, tokenizer=ours.processor, batch_size=batch_size, device="cpu")
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_baseline_is_lm_evals_own_model_and_names_batches(size: int) -> None:
+    collator = huggingface.Collator
+    lm = build(size)
+    texts = answers(lm)
+    for shuffle in (None, 1):
+        lm.route(create_method("baseline"))
+        lm.set_batches(size, shuffle)
+        assert answers(lm) == texts
+        numbers = [lm.batches["pictures", n] for n in range(len(QUESTIONS))]
+        assert sorted(numbers) == [n // size for n in range(len(QUESTIONS))]
+    assert (huggingface.Collator, hf_vlms.Collator) == (collator, collator)
+    lm.release()
+    stock = Stock(lm.model, tokenizer=lm.processor, batch_size=size, device="cpu")
     assert texts == answers(stock)
     assert len(set(texts)) > 1
 
@@ -88,19 +96,6 @@ def test_images_and_text_are_counted_and_pads_are_not() -> None:
     assert proofs["pads_take_no_slot"]["passed"]
     assert proofs["modality_order"]["passed"]
     assert shown == [("requests", 3, 5), ("requests", 5, 5)]
-
-
-@pytest.mark.parametrize("shuffle", [None, 1])
-def test_every_document_names_its_batch(shuffle: int | None) -> None:
-    collator = huggingface.Collator
-    lm = build(2)
-    plain = answers(lm)
-    lm.route(create_method("baseline"))
-    lm.set_batches(2, shuffle)
-    assert answers(lm) == plain
-    numbers = [lm.batches["pictures", n] for n in range(len(QUESTIONS))]
-    assert sorted(numbers) == [0, 0, 1, 1, 2]
-    assert (huggingface.Collator, hf_vlms.Collator) == (collator, collator)
 
 
 def test_a_cell_with_images_has_a_record(tmp_path: Path) -> None:

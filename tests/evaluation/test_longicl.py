@@ -97,25 +97,29 @@ def rows(hub, tmp_path_factory):
     return {split: data[split].to_list() for split in ("train", "test")}
 
 
-def evaluate(manager, root, lm, shots=1, **keywords):
-    name = f"longicl_banking77_{shots}shot"
-    config = load_yaml(manager.task_index[name].yaml_path)
-    config["dataset_path"] = str(root / config["dataset_path"])
-    result = simple_evaluate(model=lm, tasks=[config], task_manager=manager, **keywords)
-    return result["results"][name]
+def evaluate(manager, root, lm, *shots, **keywords):
+    """Return the results of the tasks of these numbers of shots."""
+    names = [f"longicl_banking77_{each}shot" for each in shots]
+    configs = [load_yaml(manager.task_index[name].yaml_path) for name in names]
+    for config in configs:
+        config["dataset_path"] = str(root / config["dataset_path"])
+    result = simple_evaluate(model=lm, tasks=configs, task_manager=manager, **keywords)
+    return [result["results"][name] for name in names]
 
 
-@pytest.mark.parametrize("shots", range(1, 6))
-def test_prompts_are_those_of_the_protocol(manager, hub, rows, shots):
+def test_prompts_are_those_of_the_protocol(manager, hub, rows):
     lm = Answering(lambda doc: "")
     # A number of shots from outside must not add lm-eval's own demonstrations.
-    evaluate(manager, hub, lm, shots, num_fewshot=3)
-    examples = longicl.demonstrations(rows["train"], shots)
+    evaluate(manager, hub, lm, *range(1, 6), num_fewshot=3)
     documents = longicl.test_documents(rows["test"])
     prompts, settings = zip(*lm.requests, strict=True)
-    assert list(prompts) == [longicl.prompt(examples, doc["text"]) for doc in documents]
+    assert list(prompts) == [
+        longicl.prompt(longicl.demonstrations(rows["train"], shots), doc["text"])
+        for shots in range(1, 6)
+        for doc in documents
+    ]
     greedy = {"do_sample": False, "temperature": 0.0, "max_gen_toks": 100}
-    assert settings[0] == {"until": [longicl.NEXT_QUERY], **greedy}
+    assert all(of == {"until": [longicl.NEXT_QUERY], **greedy} for of in settings)
 
 
 def test_a_mixture_of_answers_scores_its_mean(manager, hub, rows):
@@ -126,7 +130,7 @@ def test_a_mixture_of_answers_scores_its_mean(manager, hub, rows):
     def answer(doc):
         return f"\n {labels[doc['text']].upper()}\nmore" if doc["text"] in right else "none"
 
-    result = evaluate(manager, hub, Answering(answer))
+    (result,) = evaluate(manager, hub, Answering(answer), 1)
     share, n = 4 / len(documents), len(documents)
     assert result["exact_match,none"] == share
     assert result["exact_match_stderr,none"] == pytest.approx(
