@@ -24,7 +24,7 @@ from capmoe_eval.routing.definition import RoutedTokens
 from capmoe_eval.routing.knobs import LARGEST, Knob, declared_knobs
 from capmoe_eval.routing.method import Combining, Method
 from capmoe_eval.routing.registry import create_method, method_class, placements
-from tests.routing.reference import Pair, Problem, assign_reference, has_loops
+from tests.routing.reference import Pair, assign_reference
 from tests.satellites import HAS_METHODS
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, math.inf]
@@ -119,9 +119,11 @@ class Case:
 
         The definition is that of the invariants, which shares no function with the decision.
         """
-        if has_loops(self.method):
-            return assign_reference(self.problem(stream), self.method)
-        kept_TE = self.method.kept_pairs(self.tokens(stream))
+        tokens = self.tokens(stream)
+        kept = assign_reference(tokens, self.method)
+        if kept is not None:
+            return kept
+        kept_TE = self.method.kept_pairs(tokens)
         assert kept_TE is not None, f"{self.method.name} has no definition: write one"
         return {(token, expert) for token, expert in np.argwhere(kept_TE).tolist()}
 
@@ -160,26 +162,6 @@ class Case:
             calibrated=calibrated,
             # A method that is the stock router's may leave its decision open.
             details=None if method.canonical().is_stock else decide(self, stream).details,
-        )
-
-    def problem(self, stream: tuple[int, int] = (0, 0)) -> Problem:
-        """Return the case as lists."""
-        score_TE = self.scores.score_TE
-        eligible_TE = self.scores.eligible_TE
-        if eligible_TE is None:
-            eligible_TE = torch.ones_like(score_TE, dtype=torch.bool)
-        random_TE = self.method.random_numbers(self.groups, self.n_experts, *stream)
-        calibrated = self.calibrated
-        return Problem(
-            score=score_TE.tolist(),
-            choice=self.scores.ranking_TE.tolist(),
-            eligible=eligible_TE.tolist(),
-            topk=self.scores.topk_TK.tolist(),
-            group=self.groups.group_T.tolist(),
-            rank=self.groups.rank_T.tolist(),
-            random=[] if random_TE is None else random_TE.tolist(),
-            image=self.image_T.tolist(),
-            calibrated=None if calibrated is None else calibrated.tolist(),
         )
 
 

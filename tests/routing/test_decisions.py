@@ -81,10 +81,10 @@ def test_a_priority_subtracts_one_from_scores_below_one(data: st.DataObject, mod
     knobs = {"protect_topk": False} if isinstance(case.method, ExpandedDrop) else {}
     case = case.with_knobs(modality=modality, **knobs)
     uniform = case.with_knobs(modality="uniform")
-    plain = uniform.problem()
-    lowered = [image == (modality == "image_first") for image in plain.image]
-    score = [[s - less for s in row] for row, less in zip(plain.score, lowered, strict=True)]
-    kept = assign_reference(dataclasses.replace(plain, score=score), uniform.method)
+    plain = uniform.tokens()
+    lowered_T = plain.image_T == (modality == "image_first")
+    score_TE = plain.score_TE.astype(np.float64) - lowered_T[:, None]
+    kept = assign_reference(dataclasses.replace(plain, score_TE=score_TE), uniform.method)
     assert set(kept_pairs(decide(case))) == kept
 
 
