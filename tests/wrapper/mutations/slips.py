@@ -277,11 +277,6 @@ FORWARDS = [
         lengths=((40, 40, 39, 40, 40),),
     ),
     Mutation(
-        "the second forward is not under the method",
-        "ForwardPlan.constrained->",
-        lambda constrained, call: constrained and call.self.number == 0,
-    ),
-    Mutation(
         "pads do not count where they must",
         "group_tokens(counted_BS)",
         lambda mask, _: mask & (torch.arange(mask.shape[1]) < mask.shape[1] - 2),
