@@ -48,27 +48,20 @@ def without_blocks(page: str) -> str:
 
 def fill(page: str, texts: dict[str, str]) -> str:
     """Return a page with new texts in its blocks."""
-
-    def filled(block: re.Match[str]) -> str:
-        name = block[1]
-        return f"<!-- {name}: make pages -->\n{texts[name]}<!-- end of {name} -->\n"
-
-    return _BLOCK.sub(filled, page)
+    pattern = "<!-- {0}: make pages -->\n{1}<!-- end of {0} -->\n"
+    return _BLOCK.sub(lambda block: pattern.format(block[1], texts[block[1]]), page)
 
 
-def paragraph(text: str, first: str = "", rest: str = "") -> str:
-    """Return a paragraph in lines of at most 120 characters."""
-    return (
-        textwrap.fill(
-            text,
-            120,
-            initial_indent=first,
-            subsequent_indent=rest,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        + "\n"
-    )
+def paragraph(text: str, rest: str = "") -> str:
+    """Return a paragraph in lines of at most 120 characters; ``rest`` is before all but one."""
+    wrapper = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = rest
+    return wrapper.fill(text) + "\n"
+
+
+def bullets(points: Iterable[str]) -> str:
+    """Return a list of paragraphs."""
+    return "".join(paragraph(f"- {point}", rest="  ") for point in points)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

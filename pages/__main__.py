@@ -10,22 +10,15 @@ from pages.blocks import BLOCKS, PICTURES
 
 
 def main() -> None:
-    """Write the pages that differ, and name them."""
+    """Write the files that differ, and name them."""
     texts = {name: BLOCKS[name]() for name in present()}
-    for path, picture in PICTURES.items():
-        image = images_of(picture, ["svg"])["svg"]
-        if not path.exists() or path.read_bytes() != image:
-            path.write_bytes(image)
-            print(f"written: {path.relative_to(ROOT)}")
-    files = {glance.RECORDS: to_lines(glance.sources()), record_schema.FILE: record_schema.text()}
+    files = {path: images_of(picture, ["svg"])["svg"] for path, picture in PICTURES.items()}
+    files[glance.RECORDS] = to_lines(glance.sources()).encode()
+    files[record_schema.FILE] = record_schema.text().encode()
+    files |= {path: fill(path.read_text(encoding="utf-8"), texts).encode() for path in pages()}
     for path, content in files.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != content:
-            path.write_text(content, encoding="utf-8")
-            print(f"written: {path.relative_to(ROOT)}")
-    for path in pages():
-        text = path.read_text(encoding="utf-8")
-        if (new := fill(text, texts)) != text:
-            path.write_text(new, encoding="utf-8")
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
             print(f"written: {path.relative_to(ROOT)}")
 
 

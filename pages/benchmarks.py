@@ -23,35 +23,33 @@ def bench() -> Bench:
     return read_bench(BENCHMARKS)
 
 
-_COLUMNS = ("contiguous", "EPLB", "EPLB+", "LPLB+", "LLEP", "Token Drop γ=2", "Token Drop γ=1")
+_COLUMNS = {
+    **{"contiguous": "contiguous", "EPLB": "EPLB", "EPLB+": "EPLB, 1 more slot a rank"},
+    **{"LPLB+": "LPLB, the same", "LLEP": "LLEP (weights sent a layer)"},
+    **{f"Token Drop γ={gamma}": f"γ={gamma} (dropped)" for gamma in (2, 1)},
+}
 
 
 def balancing() -> str:
     """Return straggler factors with and without loss, of prompts and of decode steps."""
     file = bench().evaluations["placement"]
     balances = pd.DataFrame(file["balances"])
-    whole = balances[balances["judged_on"] == balances["planned_on"]]
-    whole = whole[whole["judged_on"] != "piqa"]  # which the file has, too
-    unnumbered = whole["method"].str.rstrip("0123456789")
-    whole = whole.assign(column=whole["method"].where(whole["method"].isin(_COLUMNS), unnumbered))
-    whole = whole[whole["column"].isin(_COLUMNS)]
-    texts = [
-        f"{row.straggler:.2f}"
-        + (f" ({row.moved:.1f})" if row.moved > 0 and not row.drop_rate else "")
-        + (f" ({100 * row.drop_rate:.0f} %)" if row.drop_rate else "")
-        for row in whole.itertuples()
-    ]
+    whole = balances.query("judged_on == planned_on and judged_on != 'piqa'")
+    method = whole["method"]
+    column = method.where(method.isin(_COLUMNS), method.str.rstrip("0123456789"))
+    whole = whole.assign(column=column)[column.isin(_COLUMNS)]
+    texts = []
+    for row in whole.itertuples():
+        more = f" ({row.moved:.1f})" if row.moved > 0 else ""
+        more = f" ({100 * row.drop_rate:.0f} %)" if row.drop_rate else more
+        texts.append(f"{row.straggler:.2f}{more}")
     index = ["model", "ranks", "judged_on", "of"]
-    wide = whole.assign(text=texts).pivot(index=index, columns="column", values="text")
-    keys = whole[whole["column"] == _COLUMNS[0]][index].itertuples(index=False, name=None)
+    wide = whole.assign(text=texts).set_index([*index, "column"])["text"].unstack(sort=False)
     lines = [
-        (f"{FAMILIES[key[0]]}, {key[1]} ranks, {key[2]}, {key[3]}", *wide.loc[key, [*_COLUMNS]])
-        for key in keys
+        (f"{FAMILIES[model]}, {ranks} ranks, {task}, {of}", *wide.loc[model, ranks, task, of])
+        for model, ranks, task, of in wide[[*_COLUMNS]].index
     ]
-    head = (
-        *("straggler factor", "contiguous", "EPLB", "EPLB, 1 more slot a rank", "LPLB, the same"),
-        *("LLEP (weights sent a layer)", "γ=2 (dropped)", "γ=1 (dropped)"),
-    )
+    head = ("straggler factor", *_COLUMNS.values())
     steps = whole.groupby("of", sort=False)["steps"]
     counted = ", ".join(f"{span(map(float, n), '{:.0f}')} of {of}" for of, n in steps)
     prompts = balances[balances["of"] == "prompts"]
@@ -62,22 +60,21 @@ def balancing() -> str:
         suffixes=("", "_none"),
     )
     worse = (other["straggler"] >= other["straggler_none"]).sum()
-    return (
+    parts = (
         paragraph(
             f"From `results/bench/placement.json`: {file['limit']} documents of each task in "
             f"batches of {file['batch']}, the first half of the steps to plan on, the second to "
             f"judge ({counted}). PIQA is in the file alone. Four straggler factors without loss, "
             "then two of Token Drop."
-        )
-        + "\n"
-        + table(head, lines)
-        + "\n"
-        + paragraph(
+        ),
+        table(head, lines),
+        paragraph(
             "The plan must fit the traffic: planned on the other of the two tasks of prompts, EPLB "
             f"with one more slot is no better than no plan in {worse} of {len(other)} cases "
             f"({span(other['straggler'], '{:.2f}')})."
-        )
+        ),
     )
+    return "\n".join(parts)
 
 
 def emulation() -> str:
@@ -88,12 +85,9 @@ def emulation() -> str:
     (path,) = times["path"].unique()
     texts = []
     for key, title in (("miss_seconds", "times"), ("miss_speedup", "speedups")):
-        shares = [
-            100 * share for share in times[key] if share
-        ]  # dropless is not faster than itself
-        middle = statistics.median(map(abs, shares))
+        shares = 100 * times[key][times[key] != 0]  # dropless is not faster than itself
         ends = span(shares, "{:+.0f}")
-        texts.append(f"{middle:.1f} % in the median for {title} ({ends} %)")
+        texts.append(f"{shares.abs().median():.1f} % in the median for {title} ({ends} %)")
     models = times["model"].nunique()
     return paragraph(
         f"On two gloo ranks (`{Path(path).name}`, {models} models) the error of the emulation was "
@@ -127,16 +121,15 @@ def real_speed() -> str:
     file = read_bench(BENCHMARKS / "real").evaluations["server"]
     ((model, loads),) = file["models"].items()
     for load, measured in loads.items():
-        length, new = (
-            (file["prompt"], 1) if load == "prefill" else (file["prompt"] // 16, file["new"])
-        )
-        rate = measured["tokens_per_second"]["stock"]
+        is_prefill, name = load == "prefill", f"{model}, {load}"
+        length = file["prompt"] if is_prefill else file["prompt"] // 16
         title = (
-            f"vLLM, {load}: {file['batch']} prompts of {length} tokens, {new} new; the decision is "
-            f"{_decision(file, f'{model}, {load}')} of a step at γ=1"
+            f"vLLM, {load}: {file['batch']} prompts of {length} tokens, "
+            f"{1 if is_prefill else file['new']} new; the decision is {_decision(file, name)} of a "
+            "step at γ=1"
         )
-        ratios = _ratios(file, f"{model}, {load}", "γ=∞", *_REAL_SIDES)
-        rows.append([title, f"{rate:.0f}", *ratios])
+        rate = f"{measured['tokens_per_second']['stock']:.0f}"
+        rows.append([title, rate, *_ratios(file, name, "γ=∞", *_REAL_SIDES)])
     return table(head, rows)
 
 

@@ -20,7 +20,7 @@ from capmoe_report.evidence import NEEDED, Side, dev_losses
 from capmoe_report.judge import judge, replication_claims
 from capmoe_report.margins import pairs
 from capmoe_report.records import RECORDS, line_numbers, paths_of
-from capmoe_report.verdicts import Finding, Outcome, VerdictFile
+from capmoe_report.verdicts import Finding, JudgedClaim, Outcome, VerdictFile
 from numpy.typing import NDArray
 
 from capmoe_eval.experiment.names import family
@@ -30,7 +30,7 @@ from capmoe_eval.paper.printed import AVERAGE
 from capmoe_eval.paper.statistics import mean_interval
 from capmoe_eval.report.texts import shown
 from capmoe_eval.results.frames import Results, pick, results_of
-from pages import DOCS, ROOT, change, paragraph, signed, span, table
+from pages import DOCS, ROOT, bullets, change, paragraph, signed, span, table
 from pages.names import FAMILIES, card, exploratory, results
 
 
@@ -45,10 +45,14 @@ def replication() -> VerdictFile:
     return verdicts_in("results/zoo")
 
 
+def claim_of(name: str) -> JudgedClaim:
+    """Return a claim with its verdict on the embedded models."""
+    return next(claim for claim in replication().claims if claim.id == name)
+
+
 def findings(claim: str, label: str = "") -> list[Finding]:
     """Return the findings of a claim whose labels begin so."""
-    (written,) = (each for each in replication().claims if each.id == claim)
-    return [each for each in written.contrasts if each.label.startswith(label)]
+    return [each for each in claim_of(claim).contrasts if each.label.startswith(label)]
 
 
 def effect(finding: Finding, digits: int = 2) -> str:
@@ -207,7 +211,7 @@ def adaptive_verdict() -> str:
         "On the evaluated documents the dropped share differs from the budget of pairs by "
         f"{np.mean(beyond):.1f} points in the mean, and by {max(beyond):.1f} at most.",
     ]
-    return "".join(paragraph(point, "- ", "  ") for point in points)
+    return bullets(points)
 
 
 def models() -> str:
@@ -312,28 +316,18 @@ def rests_on() -> str:
     every_task = dataclasses.replace(exploratory(), losses=pd.DataFrame(), _effects={})
     (everything,) = judge(every_task, [claim])
     scope, _, _ = everything.scope.partition(" (")  # without its batches
-    verdicts = {written.id: written.verdict for written in replication().claims}
     (finding,) = findings("d2")
     families = by_family(finding.models)
     gains = ", ".join(f"{FAMILIES[name]} {shown(x, '{:+.2f}')}" for name, x in families.items())
     others = fmean(gain for name, gain in families.items() if name != "zoo_mixtral")
     (most,) = (each for each in findings("o2") if each.verdict is Outcome.FAILS)
     seeds = list(most.models.values())
-    rest = sorted(seeds)[1:]
-    return (
-        paragraph(
-            f"- (k) is *{verdicts['k']}* because tasks that hardly need experts are left out. "
-            f"On all tasks it would be *{everything.verdict}* {scope}.",
-            rest="  ",
-        )
-        + paragraph(
-            f"- (d2) rests on Mixtral: {gains}. Without it the mean is {shown(others, '{:+.2f}')}.",
-            rest="  ",
-        )
-        + paragraph(
-            "- (o2) rests on one training seed of the LLaVA: "
-            f"{', '.join(shown(points, '{:+.2f}') for points in seeds)}. Without it the mean is "
-            f"{shown(fmean(rest), '{:+.2f}')}.",
-            rest="  ",
-        )
-    )
+    points = [
+        f"(k) is *{claim_of('k').verdict}* because tasks that hardly need experts are left out. "
+        f"On all tasks it would be *{everything.verdict}* {scope}.",
+        f"(d2) rests on Mixtral: {gains}. Without it the mean is {shown(others, '{:+.2f}')}.",
+        "(o2) rests on one training seed of the LLaVA: "
+        f"{', '.join(shown(points, '{:+.2f}') for points in seeds)}. Without it the mean is "
+        f"{shown(fmean(sorted(seeds)[1:]), '{:+.2f}')}.",
+    ]
+    return bullets(points)

@@ -103,19 +103,18 @@ def generation() -> str:
         rows.append((title, *texts[[*_GENERATED]]))
     names = " / ".join(FAMILIES[model] for model in cells["model"].unique())
     steps = pick(cells, method="score", decode="constrained")
-    return (
-        paragraph(f"At γ=1 (`make table7`; pass@1, exact match and ROUGE-L, {names}):")
-        + "\n"
-        + table(("", *_GENERATED.values()), rows)
-        + "\n"
-        + paragraph(
+    parts = (
+        paragraph(f"At γ=1 (`make table7`; pass@1, exact match and ROUGE-L, {names}):"),
+        table(("", *_GENERATED.values()), rows),
+        paragraph(
             "Token Drop − no capacity, in points over the training seeds of these families, with "
             f"95 % intervals over documents. With a capacity on the prompt alone: {_losses('p')}. "
             f"With a capacity on every step: {_losses('p2')}. Of these models Token Drop drops "
             f"{span(100 * steps['load.decode.drop_rate'], '{:.0f}')} % of the steps' pairs, at an "
             f"effective γ of {span(steps['load.decode.effective_gamma'], '{:.1f}')}."
-        )
+        ),
     )
+    return "\n".join(parts)
 
 
 def _losses(claim: str) -> str:
@@ -159,20 +158,18 @@ def images() -> str:
     alike = ", ".join(f"{metric_title(method)} {right(method, None)}" for method in others)
     methods = ("score", "expanded_drop")
     priorities = [(method_title(m), *(right(m, first) for first in _PRIORITIES)) for m in methods]
-    return (
-        "Right answers without a capacity, and the share of text among the queries' tokens:\n\n"
-        + table(head, rows)
-        + "\n"
-        + paragraph(
+    parts = (
+        "Right answers without a capacity, and the share of text among the queries' tokens:\n",
+        table(head, rows),
+        paragraph(
             f"On MMBench and SEED-Bench at γ=0.5 with images first, {image} % of the images' "
             f"assignments are dropped and {text} % of the text's; scores change by {moved} points. "
             "Right answers to MME at γ=1:"
-        )
-        + "\n"
-        + table(("", *_PRIORITIES.values()), priorities)
-        + "\n"
-        + paragraph(f"With all alike: {alike}.")
+        ),
+        table(("", *_PRIORITIES.values()), priorities),
+        paragraph(f"With all alike: {alike}."),
     )
+    return "\n".join(parts)
 
 
 _ROUNDS: Final = [f"longicl_{rounds}" for rounds in range(1, 6)]
@@ -197,18 +194,18 @@ def in_context() -> str:
             dropped = span(100 * cells["drop_rate"], "{:.1f}")
             words = f"{dropped} % of the pairs and changes {signed(*points, 1)}."
             changes.append(f"{title} drops {words}")
-    return (
+    parts = (
         f"Right answers to {n_documents} official test queries, by rounds of "
-        "demonstrations in the prompt:\n\n"
-        + table(("", *"12345"), rows)
-        + "\n"
-        + paragraph(
+        "demonstrations in the prompt:\n",
+        table(("", *"12345"), rows),
+        paragraph(
             f"{' '.join(changes)} Changes are points against no capacity: a document's mean over "
             "the five columns, with 95 % intervals over documents. Among 77 names chance is 1.3 %. "
             "With five rounds the model answers fewer queries than with one; the paper's answers "
             "more."
-        )
+        ),
     )
+    return "\n".join(parts)
 
 
 def in_context_choices() -> str:

@@ -19,16 +19,9 @@ from capmoe_report.verdicts import Outcome
 from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.names import base_name
 from pages import change, paragraph, table
-from pages.effects import replication, verdicts_in
+from pages.effects import claim_of, verdicts_in
 from pages.names import FAMILIES, card, evidence_in, exploratory
-from pages.protocol import (
-    NUMBERS,
-    in_words,
-    judged,
-    numbers_of,
-    planned,
-    protocol,
-)
+from pages.protocol import NUMBERS, in_words, judged, numbers_of, planned, protocol
 
 _RESULTS: Final[str] = protocol()["runs"]["fresh"]["results"]
 
@@ -43,11 +36,6 @@ def effect_of(row: Mapping[str, Any]) -> Effect:
 @cache
 def _judged() -> list[dict[str, Any]]:
     return judged("fresh", effect_of)
-
-
-def _before(row: Mapping[str, Any]) -> Effect:
-    """Return the effect of a primary contrast on the exploratory models."""
-    return row["contrast"].effect(exploratory())
 
 
 def alike(row: Mapping[str, Any]) -> Effect:
@@ -119,18 +107,17 @@ def readings() -> str:
 
     It ends with the scope of the verdicts that were decided.
     """
-    exploratory_verdicts = {claim.id: claim.verdict for claim in replication().claims}
     read: dict[str, list[str]] = {}
     for row in _judged():
-        if exploratory_verdicts[row["claim"]] != Outcome.HOLDS:
+        if claim_of(row["claim"]).verdict != Outcome.HOLDS:
             continue
         reading, name = "confirmed on fresh data", f"({row['claim']})"
         if row["verdict"] == Outcome.FAILS:
             reading = "withdrawn"
         elif row["verdict"] != Outcome.HOLDS:
-            power = _power(row)
+            power, power_alike = _powers(row)
             reading = "not replicated" if power >= protocol()["power_wanted"] else "left open"
-            at_table = f"at the table's exploratory effect {_power_alike(row)}"
+            at_table = f"at the table's exploratory effect {power_alike}"
             name += f" (power {100 * power:.0f} %; {at_table})"
         read.setdefault(reading, []).append(name)
     parts = "; ".join(f"{reading}: {', '.join(names)}" for reading, names in read.items())
@@ -146,29 +133,26 @@ def readings() -> str:
     )
 
 
-def _power(row: Mapping[str, Any]) -> float:
-    """Return the share of studies that decide: within a margin at 0, else at the old effect."""
-    expected = row["contrast"].expect
-    points = _before(row).points or 0.0 if expected.is_direction else 0.0
-    return planned("fresh", row).cdf(expected.depth(points))
+def _powers(row: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the share of studies that decide: within a margin at 0, else at the old effect.
 
-
-def _power_alike(row: Mapping[str, Any]) -> str:
-    """Return the power at the exploratory effect on the fresh run's tasks, or a dash."""
-    effect = alike(row)
-    depth = row["contrast"].expect.depth(effect.points or 0.0)
-    return f"{100 * planned('fresh', row).cdf(depth):.0f} %" if effect.documents else "–"
+    The second is that at the exploratory effect on the fresh run's tasks, or a dash.
+    """
+    expected, plan, on_tasks = row["contrast"].expect, planned("fresh", row), alike(row)
+    before = row["contrast"].effect(exploratory()).points if expected.is_direction else None
+    power_alike = plan.cdf(expected.depth(on_tasks.points or 0.0))
+    text = f"{100 * power_alike:.0f} %" if on_tasks.documents else "–"
+    return plan.cdf(expected.depth(before or 0.0)), text
 
 
 def claims() -> str:
     """Return the verdicts by the exploratory rules, on the exploratory and on the fresh models."""
-    before = {claim.id: claim.verdict for claim in replication().claims}
     fresh = verdicts_in(_RESULTS).claims
     asked = [claim for claim in fresh if claim.id not in protocol()["not_asked"]]
     others = [
-        f"({claim.id}) was {before[claim.id]} and is {claim.verdict}"
+        f"({claim.id}) was {before} and is {claim.verdict}"
         for claim in asked
-        if claim.verdict != before[claim.id]
+        if claim.verdict != (before := claim_of(claim.id).verdict)
     ]
     same = len(asked) - len(others)
     return paragraph(
@@ -180,8 +164,7 @@ def models() -> str:
     """Return what the fresh models answer on dev sets, and with all experts disabled."""
     rows = []
     for model in protocol()["runs"]["fresh"]["models"]:
-        content = card(model)
-        means = (fmean(content[key].values()) for key in ("accuracy", "accuracy_silent"))
-        family_title = FAMILIES[model].partition(",")[0]
-        rows.append([family_title, *(f"{mean:.0f}" for mean in means)])
+        scores = (card(model)[key].values() for key in ("accuracy", "accuracy_silent"))
+        title = FAMILIES[model].partition(",")[0]
+        rows.append([title, *(f"{fmean(of_tasks):.0f}" for of_tasks in scores)])
     return table(("family", "all experts", "no expert"), rows)

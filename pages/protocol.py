@@ -22,7 +22,7 @@ from capmoe_eval.experiment.composition import load_option
 from capmoe_eval.experiment.files import read_yaml
 from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.experiment.results import read_results
-from pages import ROOT, paragraph, table
+from pages import ROOT, bullets, paragraph, table
 from pages.names import exploratory
 
 YAML: Final = ROOT / "packages/capmoe-report/capmoe_report/data/protocol.yaml"
@@ -155,9 +155,8 @@ def listed(part: str, **columns: str) -> str:
 
 def outcomes() -> str:
     """Return how each outcome is read, and what counts against the paper."""
-    points = "".join(paragraph(each, "- ", "  ") for each in protocol()["against"])
     rows = listed("outcomes", outcome="{outcome}", reading="{reading}")
-    return f"{rows}\nAgainst the paper counts:\n\n{points}"
+    return f"{rows}\nAgainst the paper counts:\n\n{bullets(protocol()['against'])}"
 
 
 def runs() -> str:
@@ -178,7 +177,7 @@ def runs() -> str:
     for claim, why in protocol()["not_asked"].items():
         by_reason.setdefault(why, []).append(f"({claim})")
     left_out = "".join(f"- {', '.join(of)}: {why}\n" for why, of in by_reason.items())
-    excluded = "".join(paragraph(each, "- ", "  ") for each in protocol()["exclusions"])
+    excluded = bullets(protocol()["exclusions"])
     return f"{table(('', 'real', 'fresh'), rows)}\nLeft out:\n\n{excluded}{left_out}"
 
 
@@ -218,36 +217,25 @@ def real_commands() -> list[str]:
             knobs["seed"] = ",".join(map(str, range(setting["runs"])))
         verb = "sweep" if "runs" in setting else "run"
         words = [f"{name}={value}" for name, value in knobs.items()]
-        for group in setting["run_on"]:
-            lines += [
-                shlex.join(["capmoe-eval", verb, *words, *_task_words(names)])
-                for names in _together(protocol()["sets"][group])
-            ]
+        for names in map(protocol()["sets"].get, setting["run_on"]):
+            is_whole = all(protocol()["tasks"][name]["rule"] == "all" for name in names)
+            # ``limit`` is one number for all tasks of a command.
+            for together in [names] if is_whole else [[name] for name in names]:
+                line = ["capmoe-eval", verb, *words, *_task_words(together, is_whole=is_whole)]
+                lines.append(shlex.join(line))
     common = f"profile=real model={real['models'][0]} data.root=/data/hub"
     return [f"{line} {common} results_dir={real['results']}" for line in lines]
 
 
-def _together(names: Sequence[str]) -> list[Sequence[str]]:
-    """Divide tasks into those of one command: ``limit`` is one number for all of them."""
-    if all(_limit(name) is None for name in names):
-        return [names]
-    return [[name] for name in names]
-
-
-def _limit(name: str) -> int | None:
-    task = protocol()["tasks"][name]
-    return None if task["rule"] == "all" else int(task["documents"])
-
-
-def _task_words(names: Sequence[str]) -> list[str]:
+def _task_words(names: Sequence[str], *, is_whole: bool) -> list[str]:
     """Return the words of a command that name its tasks, and what differs from their defaults."""
     words = [f"tasks=[{','.join(names)}]" if len(names) > 1 else f"tasks={names[0]}"]
+    tasks = protocol()["tasks"]
     for name in names:
-        shots = protocol()["tasks"][name].get("fewshot")
+        shots = tasks[name].get("fewshot")
         if shots is not None and shots != load_option("tasks", name)[name].fewshot:
             words.append(f"tasks.{name}.fewshot={shots}")
-    limit = _limit(names[0])
-    return words if limit is None else [*words, f"limit={limit}"]
+    return words if is_whole else [*words, f"limit={tasks[names[0]]['documents']}"]
 
 
 if __name__ == "__main__":

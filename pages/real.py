@@ -23,14 +23,7 @@ from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.texts import ABSENT, shown
 from capmoe_eval.results.frames import Results, pick, read, results_of, setting
 from pages import DOCS, ROOT, change, paragraph, signed, span, table
-from pages.protocol import (
-    BITS,
-    NUMBERS,
-    in_words,
-    judged,
-    numbers_of,
-    protocol,
-)
+from pages.protocol import BITS, NUMBERS, in_words, judged, numbers_of, protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pandas as pd
 import pytest
 from capmoe_report.records import paths_of, to_lines
 
@@ -48,48 +48,36 @@ def read(contrast: Contrast, folder: Path) -> list[Record]:
     return [read_record((folder / path).resolve()) for path in paths_of(contrast)]
 
 
-def by_model(values: Mapping[str, Iterable[float]]) -> float:
-    """Return the mean over families of the mean over the training seeds of each."""
-    families: dict[str, list[float]] = {}
-    for model, of_model in values.items():
-        families.setdefault(family(model), []).append(statistics.fmean(of_model))
-    return statistics.fmean(map(statistics.fmean, families.values()))
+def over_families(values: pd.Series[float]) -> float:
+    """Return the mean over families of that over their training seeds; ``values`` are by model."""
+    return float(values.groupby("model").mean().groupby(family).mean().mean())
 
 
 def effect_of(contrast: Contrast, folder: Path) -> float | None:
     """Return the difference of the scores without its sign; None where names tell no two sides."""
     records = read(contrast, folder)
-    methods = {record.method for record in records}
-
-    def side(record: Record) -> str:
-        """Return its method where sides differ in that, else its name without ranks and seed."""
-        name = re.sub(r"-ep\d+|-s\d+$", "", record.path.stem.rpartition("-")[0])
-        return record.method if len(methods) == 2 else name
-
-    sides = sorted(set(map(side, records)))
-    if len(sides) != 2 or contrast["label"].endswith("mixed batches"):
+    keys = ("model", "task", "method", "value")
+    cells = pd.DataFrame([{key: getattr(record, key) for key in keys} for record in records])
+    if cells["method"].nunique() != 2:  # the sides differ in their names without ranks and seed
+        stems = (record.path.stem.rpartition("-")[0] for record in records)
+        cells["method"] = [re.sub(r"-ep\d+|-s\d+$", "", stem) for stem in stems]
+    if cells["method"].nunique() != 2 or contrast["label"].endswith("mixed batches"):
         return None
-    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for record in records:
-        of_task = scores.setdefault((record.model, record.task), {})
-        of_task.setdefault(side(record), []).append(100 * record.value)
-    gaps: dict[str, list[float]] = {}
-    for (model, _), of_task in scores.items():
-        first, second = (statistics.fmean(of_task[name]) for name in sides)
-        gaps.setdefault(model, []).append(first - second)
-    return abs(by_model(gaps))
+    scores = cells.pivot_table("value", ["model", "task"], "method")
+    return abs(100 * over_families(scores.iloc[:, 0] - scores.iloc[:, 1]))
 
 
 def stragglers(contrast: Contrast, folder: Path) -> list[float]:
     """Return the fullest rank over the mean load before and after the drops of Token Drop."""
-    after: dict[str, list[float]] = {}
-    before: dict[str, list[float]] = {}
-    for record in read(contrast, folder):
-        if record.method == "score":
-            for when, sides in (("before", before), ("after", after)):
-                peaks = [layer.peak[f"device_{when}"]["mean"] for layer in record.layers]
-                sides.setdefault(record.model, []).append(statistics.fmean(peaks))
-    return [by_model(side) for side in (before, after)]
+    rows = [
+        {when: layer.peak[f"device_{when}"]["mean"] for when in ("before", "after")}
+        | {"model": record.model, "record": record.path}
+        for record in read(contrast, folder)
+        if record.method == "score"
+        for layer in record.layers
+    ]
+    peaks = pd.DataFrame(rows).groupby(["model", "record"]).mean()
+    return [over_families(peaks[when]) for when in ("before", "after")]
 
 
 def is_of(stated: str, values: Iterable[float]) -> bool:

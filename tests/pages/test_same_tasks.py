@@ -14,12 +14,13 @@ from capmoe_eval.experiment.names import family, method_title
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.printed import find_row
 from capmoe_eval.results.frames import pick
+from capmoe_eval.routing.registry import method_names
 from pages import DOCS, glance, present
 from pages.effects import findings, replication
+from pages.embedded import _GRIDS, _SIZES
 from pages.names import exploratory, results
-from tests.pages.test_records import contrasts, links, read
+from tests.pages.test_records import contrasts, links, over_families, read
 
-_SIZES = ("zoo_olmoe", "zoo_olmoe_large")
 TASKS = {column.heading: column.task for column in ALL_TASKS}
 
 
@@ -48,8 +49,7 @@ def gap(first: pd.DataFrame, second: pd.DataFrame, tasks: Collection[str]) -> fl
         rows = zip(of_side["model"], of_side["task.lm_eval"], strict=True)
         of_side = of_side[[task not in idle[model] for model, task in rows]]
         scores.append(100 * of_side.groupby(["model", "task"])["value"].mean())
-    by_model = (scores[0] - scores[1]).groupby("model").mean()
-    return float(by_model.groupby(family).mean().mean())
+    return over_families(scores[0] - scores[1])
 
 
 def test_every_row_beside_table_1_is_of_the_tasks_that_its_head_names() -> None:
@@ -57,16 +57,14 @@ def test_every_row_beside_table_1_is_of_the_tasks_that_its_head_names() -> None:
     tasks = tasks_in(head[2])
     headings = [heading for heading, task in TASKS.items() if task in tasks]
     assert len(tasks) >= 4
-    titles = {"baseline": "Baseline", "reverse order": "Reverse Order"}
     for label, _, printed, ours in rows:
         sides, means = [], []
         for text in label.split(" − "):
             name, _, gamma = text.partition(" γ=")
-            side = Side(method=name.replace(" ", "_"), gamma=float(gamma) if gamma else None)
+            knobs = {"gamma": float(gamma)} if gamma else {}
+            side = Side(method=name.replace(" ", "_"), **knobs)
             sides.append(exploratory().pick(side, *exploratory().pooled))
-            where = {"gamma": side.gamma} if gamma else {}
-            title = titles.get(name, name.title())
-            row = find_row({"table": 1, "method": title, **where})
+            row = find_row({"table": 1, "method": name.title(), **knobs})
             means.append(statistics.fmean(row.values[heading] for heading in headings))
         assert points_of(printed) == pytest.approx(means[0] - means[1], abs=0.0501)
         assert points_of(ours) == pytest.approx(gap(sides[0], sides[1], tasks), abs=0.0501), label
@@ -100,25 +98,19 @@ def test_gaps_beside_those_in_print_are_of_the_same_tasks() -> None:
 
 
 def test_a_contrast_of_several_tasks_is_of_those_that_need_experts_and_names_them() -> None:
-    grids = (
-        "experiment=table1 tasks=replicate grid.seed=[0] grid.model=[zoo_olmoe,zoo_olmoe_large]",
-        "experiment=table2 grid.model=[zoo_olmoe,zoo_olmoe_large]",
-    )
-    methods = {method_title(name): name for name in ("score", "expanded_drop", "expert_drop")}
-    methods |= {"Reverse Order": "reverse_order", "Random": "random", "Order": "order"}
+    methods = {method_title(name): name for name in method_names()}
     idle = {task for model in _SIZES for task in exploratory().idle[model]}
-    cells, tasks, count = results(grids[0]).cells, [""], 0
+    grids, count = iter(_GRIDS), 0
     for first, _, *points in cells_of("size-changes"):
-        if "PIQA" in first:
-            cells, tasks = results(grids[count > 0]).cells, tasks_in(first)
+        if "PIQA" in first:  # the head of a table
+            cells, tasks = results(next(grids)).cells, tasks_in(first)
             assert not idle & set(tasks)
             continue
         title, _, gamma = first.partition(" γ=")
-        sides = pick(cells, method=methods[title]), pick(cells, method="baseline")
-        bounded = pick(sides[0], gamma=float(gamma)) if gamma else sides[0]
-        expected = [
-            gap(pick(bounded, model=model), pick(sides[1], model=model), tasks) for model in _SIZES
-        ]
+        where = {"gamma": float(gamma)} if gamma else {}
+        bounded = pick(cells, method=methods[title], **where)
+        sides = (bounded, pick(cells, method="baseline"))
+        expected = [gap(*(pick(side, model=model) for side in sides), tasks) for model in _SIZES]
         expected.append(expected[1] - expected[0])
         assert [points_of(text) for text in points] == pytest.approx(expected, abs=0.0501), first
         count += 1
