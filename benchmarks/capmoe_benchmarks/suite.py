@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from capmoe_bench.benchmarks import check_names
 from capmoe_bench.rounds import CPU, alternate, finish, ratio, say
@@ -40,25 +40,18 @@ def run(arguments: argparse.Namespace) -> None:
             part.save_pretrained(f"{scratch}/model")
         names = _save_tasks(planned, Path(scratch, "tasks"))
         runs = itertools.count()
-        options = {
-            "model": "hf",
-            "model_args": f"pretrained={scratch}/model,dtype=float32",
-            "include_path": f"{scratch}/tasks",
-            "batch_size": planned[0].cell.batch_size,
-            "limit": arguments.limit,
-            "device": "cpu",
-        }
+        of_model = ["--model", "hf", "--model_args", f"pretrained={scratch}/model,dtype=float32"]
+        of_model += ["--batch_size", str(planned[0].cell.batch_size), "--device", "cpu"]
+        of_task = ["--include_path", f"{scratch}/tasks", "--limit", str(arguments.limit)]
         common = [f"model={arguments.model}", "method=score", f"limit={arguments.limit}"]
 
         def ours(*words: str) -> float:
             results = f"results_dir={scratch}/results-{next(runs)}"
-            words = ("-m", "capmoe_eval", "run", *words, *common, "device=cpu", results)
-            return seconds_of("capmoe_eval", words)
+            return seconds_of("capmoe_eval", "run", *words, *common, "device=cpu", results)
 
         def plain(task: str) -> float:
-            fields = {**options, "tasks": task, "output_path": f"{scratch}/plain-{next(runs)}"}
-            words = [word for key, value in fields.items() for word in (f"--{key}", str(value))]
-            return seconds_of("lm_eval", ["-m", "lm_eval", *words])
+            output = ["--tasks", task, "--output_path", f"{scratch}/plain-{next(runs)}"]
+            return seconds_of("lm_eval", *of_model, *of_task, *output)
 
         seconds = alternate(
             {
@@ -93,25 +86,19 @@ def run(arguments: argparse.Namespace) -> None:
     finish(arguments, CPU, targets, asked, gammas=GAMMAS, seconds=seconds)
 
 
-def seconds_of(name: str, words: Sequence[str]) -> float:
-    """Run this Python with some words, without the network, and return the seconds it takes.
+def seconds_of(module: str, *words: str) -> float:
+    """Run a module with some words, without the network, and return the seconds it takes.
 
     Raises:
-        UsageError: If it fails; ``name`` is that of the command in the line.
+        UsageError: If it fails.
     """
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    began = time.perf_counter()
-    process = subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | offline,
-        stdin=subprocess.DEVNULL,
-    )
-    if process.returncode:
-        last = (process.stderr.strip() or process.stdout.strip() or "nothing").splitlines()[-1]
-        raise UsageError(f"{name}: said {last!r}")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    began, command = time.perf_counter(), [sys.executable, "-m", module, *words]
+    done = subprocess.run(command, check=False, env=environment, **options)
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise UsageError(f"{module}: said {last!r}")
     return time.perf_counter() - began
 
 

@@ -48,23 +48,14 @@ FORWARD: Final[Mapping[str, Side]] = {
     EXAMINED: (SCORE, "the same, compared with the definition", 0.95),
     EXPANDED: (EXPANDED_DROP, "free slots are filled again", 0.95),
 }
+_PROMPT = {f"score, γ={gamma:g}": create_method("score", gamma) for gamma in (0.5, 1.0, 1.5, 2.0)}
+_EVERY_STEP = create_method("score", 1.0, decode="constrained")
 GENERATE: Final[Mapping[str, Side]] = {
     "baseline": (BASELINE, "meter and proofs alone", 0.95),
     "score, γ=1000": (UNBOUND, "a decision for the prompt that drops nothing", 0.95),
-    **{
-        f"score, γ={gamma:g}": (
-            create_method("score", gamma),
-            "the prompt is under a capacity",
-            0.95,
-        )
-        for gamma in (0.5, 1.0, 1.5, 2.0)
-    },
+    **{side: (method, "the prompt is under a capacity", 0.95) for side, method in _PROMPT.items()},
     EXPANDED: (EXPANDED_DROP, "the same, and free slots are filled again", 0.95),
-    "score, γ=1, every step": (
-        create_method("score", 1.0, decode="constrained"),
-        "every step is decided, counted and checked",
-        0.95,
-    ),
+    "score, γ=1, every step": (_EVERY_STEP, "every step is decided, counted and checked", 0.95),
 }
 _MIN_DROP = 0.15  # a speedup is a target only where the method drops at least this share
 EMBEDDED = "zoo:"
@@ -112,8 +103,8 @@ def measure_generate(
         what = f"Generated tokens per second of {name} under {{}} over those of the stock model"
         of_model, parts = _over_stock(arguments, GENERATE, model, generate, what, name)
         targets += of_model
-        for part, of_sides in parts.items():
-            more[part][name] = of_sides
+        for part, of_models in more.items():
+            of_models[name] = parts[part]
     return targets, more
 
 
@@ -160,13 +151,8 @@ def _over_stock(
 
 def _generate(model: Any, tokens_BS: Tensor, new: int) -> None:
     """Generate ``new`` tokens for each prompt, whatever they say: as many under every method."""
-    made = model.generate(
-        tokens_BS,
-        attention_mask=torch.ones_like(tokens_BS),
-        do_sample=False,
-        min_new_tokens=new,
-        max_new_tokens=new,
-    )
+    mask_BS, length = torch.ones_like(tokens_BS), {"min_new_tokens": new, "max_new_tokens": new}
+    made = model.generate(tokens_BS, attention_mask=mask_BS, do_sample=False, **length)
     if made.shape[1] != tokens_BS.shape[1] + new:
         raise RuntimeError(f"{made.shape[1] - tokens_BS.shape[1]} tokens were made of {new}")
 
@@ -174,9 +160,8 @@ def _generate(model: Any, tokens_BS: Tensor, new: int) -> None:
 def _skewed(
     setting: LayerSetting, arguments: argparse.Namespace
 ) -> tuple[Any, Tensor, list[float]]:
-    names = ("layers", "batch", "prompt", "peak", "vocabulary", "head")
-    values = vars(arguments)
-    return skewed_model(setting, **{name: values[name] for name in names if name in values})
+    names = {"layers", "batch", "prompt", "peak", "vocabulary", "head"} & vars(arguments).keys()
+    return skewed_model(setting, **{name: getattr(arguments, name) for name in names})
 
 
 def _model(

@@ -25,9 +25,9 @@ from packaging.utils import canonicalize_name
 from tests.satellites import NEEDS_METHODS
 from tests.wrapper.models import make
 
-from capmoe_benchmarks.gpu import checks, command
-from capmoe_benchmarks.gpu.checks import STOCK, host_waits
-from capmoe_benchmarks.gpu.items import GpuSetting
+from capmoe_benchmarks import checks, gpu
+from capmoe_benchmarks.checks import STOCK, host_waits
+from capmoe_benchmarks.gpu import GpuSetting
 
 FEW = ("decision", "waits", "study-breakdown", "training")
 INSTALLED = ("torch", "transformers", "safetensors", "numpy", "pydantic")
@@ -84,8 +84,8 @@ def test_it_runs_where_torch_transformers_and_pydantic_are_alone(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "bench" / "gpu.json"
     read = read_evaluation(path)
-    assert read["rehearsal"] == command.REHEARSAL
-    assert command.REHEARSAL in done.stdout
+    assert read["rehearsal"] == gpu.REHEARSAL
+    assert gpu.REHEARSAL in done.stdout
     states = {name: item["state"] for name, item in json.loads(path.read_text())["items"].items()}
     assert states == dict.fromkeys(FEW, "done")
     assert all(target.target is None for target in targets(read))  # nothing is met, nothing missed
@@ -126,7 +126,7 @@ def test_a_cut_run_loses_one_item_and_goes_on(
         "cut": (cut, 9),
         "last": (counted(ran, "last"), 9),
     }
-    monkeypatch.setattr(command, "ITEMS", items)
+    monkeypatch.setattr(gpu, "ITEMS", items)
     status, content = bench(tmp_path)
     assert status == 130
     assert ran == ["first", "slow", "broken", "cut"]
@@ -154,7 +154,7 @@ def test_a_cut_run_loses_one_item_and_goes_on(
 def test_a_rehearsal_replaces_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "ITEMS", {"first": (counted([], "first"), 9)})
+    monkeypatch.setattr(gpu, "ITEMS", {"first": (counted([], "first"), 9)})
     _, content = bench(tmp_path)
     (tmp_path / "gpu.json").write_text(json.dumps(content | {"rehearsal": None}))
     assert bench(tmp_path)[0] == 2

@@ -67,7 +67,7 @@ def train_split() -> list[Query]:
     return list(zip(columns["text"], columns["label_text"], strict=True))
 
 
-def banking77_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFast:
+def queries_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFast:
     """Train byte-level BPE on the queries; every intent becomes one token."""
     prompts = [f"service query: {text}\nintent category:" for text, _ in queries]
     tokenizer = train_bpe(prompts, MAX_VOCABULARY)

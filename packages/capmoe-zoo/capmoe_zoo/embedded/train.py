@@ -41,13 +41,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from capmoe_zoo.embedded.banking77 import (
-    banking77_tokenizer,
-    demonstration_batch,
-    demonstrations_tokenizer,
-    query_batch,
-    train_split,
-)
+from capmoe_zoo.embedded import banking77
 from capmoe_zoo.embedded.batch import IGNORED, Batch, Batches
 from capmoe_zoo.embedded.miniworld import corpus_batch, train_tokenizer
 from capmoe_zoo.embedded.pictures import picture_batch, picture_tokenizer
@@ -183,12 +177,12 @@ def data_of(chosen: Recipe, steps: int) -> tuple[PreTrainedTokenizerFast, Batche
     if chosen.data == "pictures":
         tokenizer = picture_tokenizer()
         return tokenizer, partial(picture_batch, tokenizer, seed, steps)
-    queries = train_split()
+    queries = banking77.train_split()
     if chosen.data == "demonstrations":
-        tokenizer = demonstrations_tokenizer(queries)
-        return tokenizer, partial(demonstration_batch, queries, tokenizer, seed, steps)
-    tokenizer = banking77_tokenizer(queries)
-    return tokenizer, partial(query_batch, queries, tokenizer, seed)
+        tokenizer = banking77.demonstrations_tokenizer(queries)
+        return tokenizer, partial(banking77.demonstration_batch, queries, tokenizer, seed, steps)
+    tokenizer = banking77.queries_tokenizer(queries)
+    return tokenizer, partial(banking77.query_batch, queries, tokenizer, seed)
 
 
 def fresh(kind: Any, config: PretrainedConfig, seed: int) -> PreTrainedModel:
@@ -213,48 +207,31 @@ def save(model: PreTrainedModel, chosen: Recipe, directory: Path) -> None:
         write_text(directory / "tokenizer.json", tokenizer.backend_tokenizer.to_str(pretty=True))
 
 
-class Middle(nn.Module):
-    """Read the states after a layer in the middle, where they have labels.
+def class_reader(model: PreTrainedModel, classes: int) -> nn.Module:
+    """Return the layer that reads classes in the middle of a model.
 
-    A label is a token, which is read as from the last layer, or a class. The layer that reads
-    classes is trained along and is no part of the model.
+    It is trained along and is no part of the model; without classes it does nothing.
     """
-
-    def __init__(self, model: PreTrainedModel, layer: int, classes: int = 0) -> None:
-        super().__init__()
-        self.layer = layer
-        self.reader: nn.Module = nn.Identity()
-        if classes:
-            size = model.config.get_text_config().hidden_size
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(0)
-                self.reader = nn.Sequential(nn.RMSNorm(size), nn.Linear(size, classes))
-            self.reader.to(model.device)
-
-    def loss(self, model: PreTrainedModel, states_BSH: Tensor, batch: Batch) -> Tensor:
-        """Return the cross-entropy of tokens and classes."""
-        loss = states_BSH.new_zeros(())
-        if batch.middle_BS is not None:
-            last = nn.Sequential(model.get_decoder().norm, model.lm_head)
-            loss = loss + _read(last, states_BSH, batch.middle_BS)
-        if batch.classes_BS is not None:
-            loss = loss + _read(self.reader, states_BSH, batch.classes_BS)
-        return loss
+    if not classes:
+        return nn.Identity()
+    size = model.config.get_text_config().hidden_size
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return nn.Sequential(nn.RMSNorm(size), nn.Linear(size, classes)).to(model.device)
 
 
-def batch_loss(
-    model: PreTrainedModel, batch: Batch, aux: float, middle: Middle | None = None
-) -> Tensor:
+def batch_loss(model: PreTrainedModel, batch: Batch, chosen: Recipe, reader: nn.Module) -> Tensor:
     """Return the loss of a batch: cross-entropy of its labels, and the auxiliary loss.
 
-    States in the middle are read, too, where they have labels. The classes' own loss computes
-    logits of every position, six times as many as have a label.
+    States in the middle are read, too, where they have labels: tokens as from the last layer,
+    classes by the ``reader``. The classes' own loss computes logits of every position, six times as
+    many as have a label.
     The auxiliary loss is that of Switch Transformer, E · Σ (share of the assignments · mean
     probability), averaged over the layers, as the families were trained with. (transformers counts
     all layers as one, and DeepSeek-V2's class has none.) Pads do not count.
     """
-    taught = middle.layer if middle is not None and batch.sought_BSS is not None else None
-    with _attention_of(model, taught) as attention:
+    middle, aux = chosen.middle, chosen.aux
+    with _attention_of(model, None if batch.sought_BSS is None else middle) as attention:
         output = model.model(
             **batch.taken(model),
             use_cache=False,
@@ -263,7 +240,9 @@ def batch_loss(
         )
     loss = _read(model.lm_head, output.last_hidden_state[:, :-1], batch.labels_BS[:, 1:])
     if middle is not None:
-        loss = loss + middle.loss(model, output.hidden_states[middle.layer], batch)
+        last = nn.Sequential(model.get_decoder().norm, model.lm_head)
+        named = _read(last, output.hidden_states[middle], batch.middle_BS)
+        loss = loss + (named + _read(reader, output.hidden_states[middle], batch.classes_BS))
     if attention and batch.sought_BSS is not None and batch.sought_BSS.any():
         # How far the head misses the positions that it is to attend to: −log of their share.
         share_BS = (attention[0][:, 0] * batch.sought_BSS).sum(-1)
@@ -277,10 +256,9 @@ def batch_loss(
     return loss
 
 
-def _read(reader: nn.Module, states_BSH: Tensor, labels_BS: Tensor) -> Tensor:
+def _read(reader: nn.Module, states_BSH: Tensor, labels_BS: Tensor | None) -> Tensor:
     """Return the cross-entropy of the labels of states; 0 where none has a label."""
-    labelled_BS = labels_BS != IGNORED
-    if not labelled_BS.any():
+    if labels_BS is None or not (labelled_BS := labels_BS != IGNORED).any():
         return states_BSH.new_zeros(())
     return functional.cross_entropy(reader(states_BSH[labelled_BS]), labels_BS[labelled_BS])
 
@@ -328,10 +306,8 @@ def train(
     ``first`` is the number of the first batch; an upcycled model begins after those of its dense
     model. The other arguments are those of :func:`capmoe_zoo.training.take_steps`.
     """
-    middle = None
-    if chosen.middle is not None:
-        middle = Middle(model, chosen.middle, chosen.classes)
-    trained = nn.ModuleDict({"model": model} | ({"middle": middle} if middle else {}))
+    reader = class_reader(model, chosen.classes)
+    trained = nn.ModuleDict({"model": model, "reader": reader})
     parameters = list(trained.parameters())
     optimizer = torch.optim.AdamW(
         [
@@ -343,20 +319,13 @@ def train(
     )
 
     def loss_of(step: int) -> Tensor:
-        return batch_loss(model, batches(first + step).on(model.device), chosen.aux, middle)
+        return batch_loss(model, batches(first + step).on(model.device), chosen, reader)
 
     _kernel(model, TRAINING_KERNEL)
     model.train()
-    losses = take_steps(
-        trained,
-        optimizer,
-        loss_of,
-        chosen.steps,
-        rate_at=lambda step: rate_at(chosen, step),
-        checkpoint=checkpoint,
-        every=every,
-        say=say,
-    )
+    saved: dict[str, Any] = {"checkpoint": checkpoint, "every": every, "say": say}
+    rate = partial(rate_at, chosen)
+    losses = take_steps(trained, optimizer, loss_of, chosen.steps, rate_at=rate, **saved)
     _kernel(model, "eager")
     model.eval()
     return losses
