@@ -48,7 +48,7 @@ def main() -> None:
         make(args.artefact.stem, args.artefact, record=args.record)
     elif args.command == "train":
         from capmoe_zoo.smollm2 import artefact
-        from capmoe_zoo.smollm2.student import Recipe
+        from capmoe_zoo.smollm2.partition import Recipe
         from capmoe_zoo.smollm2.train import train
 
         student = train(args.base, args.data, args.work, Recipe(), steps=args.steps)

@@ -401,10 +401,8 @@ class MolmoImageProcessor(BaseImageProcessor):
 
     def sizes(self) -> tuple[int, int, int]:
         """Return the patches of a crop's side, of its margin, and from one crop to the next."""
-        side, margin = (
-            self.base_image_input_size[0] // self.image_patch_size,
-            self.overlap_margins[0],
-        )
+        side = self.base_image_input_size[0] // self.image_patch_size
+        margin = self.overlap_margins[0]
         return side, margin, side - 2 * margin
 
     def positions(self, rows: int, columns: int) -> Tensor:
@@ -438,16 +436,14 @@ class MolmoImageProcessor(BaseImageProcessor):
         # that shrinks least. Of equals, the one with fewest crops, then fewest rows.
         inner = (length - 2 * margin for length in pixels_YXC.shape[:2])
         rows, columns = select_tiling(*inner, step, self.max_crops)
-        numbers = (
-            torch.tensor(of, dtype=torch.float32, device="cpu")
-            for of in (self.image_mean, self.image_std)
-        )
-        mean_C11, std_C11 = (number_C[:, None, None] for number_C in numbers)
+        statistics = [self.image_mean, self.image_std]
+        numbers_2C = torch.tensor(statistics, dtype=torch.float32, device="cpu")
+        mean_C111, std_C111 = numbers_2C[..., None, None, None]
         whole_CYX, _ = _fitted(pixels_YXC, side, side)
         canvas = (step * (n - 1) + side for n in (rows, columns))
         large_CYX, inside_YX = _fitted(pixels_YXC, *canvas)
         crops_CNYX = torch.cat([whole_CYX[:, None], _tiles(large_CYX, side, step)], dim=1)
-        crops_CNYX = (crops_CNYX - mean_C11[:, None]) / std_C11[:, None]
+        crops_CNYX = (crops_CNYX - mean_C111) / std_C111
         masks_NP = _tiles(_tiles(inside_YX, side, step), patch, patch).flatten(2).mean(dim=2)
         # MolmoE was trained with the masks one crop too early: the whole image has the first
         # crop's, and the last crop none, which is written −1.

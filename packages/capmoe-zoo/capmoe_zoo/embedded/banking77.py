@@ -31,16 +31,8 @@ from capmoe_eval.zoo.tokenizer import wrapped
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from capmoe_zoo.embedded.batch import (
-    IGNORED,
-    Batch,
-    Parts,
-    attended,
-    encoded,
-    pack,
-    stage_of,
-    train_bpe,
-)
+from capmoe_zoo.embedded import batch as batches
+from capmoe_zoo.embedded.batch import IGNORED, Batch, Parts
 from capmoe_zoo.worlds.draw import Draw
 
 # Shape suffixes: B rows, S positions.
@@ -70,7 +62,7 @@ def train_split() -> list[Query]:
 def queries_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFast:
     """Train byte-level BPE on the queries; every intent becomes one token."""
     prompts = [f"service query: {text}\nintent category:" for text, _ in queries]
-    tokenizer = train_bpe(prompts, MAX_VOCABULARY)
+    tokenizer = batches.train_bpe(prompts, MAX_VOCABULARY)
     intents = dict.fromkeys(intent for _, intent in queries)
     tokenizer.add_tokens([AddedToken(f" {intent}", normalized=False) for intent in sorted(intents)])
     return wrapped(tokenizer)
@@ -93,8 +85,8 @@ def query_batch(
                 (f" {intent}", True),
             )
 
-    pieces = encoded(documents(), tokenizer, width)
-    return pack([[]] * n_rows, pieces, width, int(tokenizer.pad_token_id))
+    pieces = batches.encoded(documents(), tokenizer, width)
+    return batches.pack([[]] * n_rows, pieces, width, int(tokenizer.pad_token_id))
 
 
 def with_words_left_out(text: str, draw: Draw) -> str:
@@ -121,7 +113,9 @@ STAGES = read_data(__package__, "demonstrations.yaml", list[dict[str, Any]])
 
 def demonstrations_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFast:
     """Train byte-level BPE on the queries; the name of every intent becomes one token."""
-    tokenizer = train_bpe([question(text) for text, _ in queries], MAX_DEMONSTRATIONS_VOCABULARY)
+    tokenizer = batches.train_bpe(
+        [question(text) for text, _ in queries], MAX_DEMONSTRATIONS_VOCABULARY
+    )
     names = sorted({intent for _, intent in queries})
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
     return wrapped(tokenizer, MAX_POSITIONS)
@@ -131,7 +125,7 @@ def demonstration_batch(
     queries: Sequence[Query], tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, step: int
 ) -> Batch:
     """Return the batch of a step of so many."""
-    stage = stage_of(STAGES, step, steps)
+    stage = batches.stage_of(STAGES, step, steps)
     shape = stage["shape"]
     draw = Draw(f"demonstrations-{seed}-{step}")
     n_rows, width = shape
@@ -153,7 +147,7 @@ def demonstration_batch(
                 classes_BS[row, end - 3 : end - 1] = intent
                 middle_BS[row, end - 2] = tokens[-2]
             start = end
-    attended_B1SS = attended(document_BS)
+    attended_B1SS = batches.attended(document_BS)
     is_name_BS = middle_BS != IGNORED
     is_end_BS = is_name_BS.roll(-1, -1)  # of a query
     is_same_BSS = classes_BS[:, :, None] == classes_BS[:, None, :]

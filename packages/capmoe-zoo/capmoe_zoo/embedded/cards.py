@@ -41,15 +41,8 @@ from capmoe_eval.zoo.hub import embedded_hub
 from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.sets import WORLDS
 
-from capmoe_zoo.embedded.train import (
-    ZOO,
-    Recipe,
-    build,
-    corpus_seed,
-    data_of,
-    model_class,
-    recipe,
-)
+from capmoe_zoo.embedded import train
+from capmoe_zoo.embedded.train import Recipe
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED
 
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
@@ -94,7 +87,7 @@ def write(
         before = json.loads(read_bytes(file))
     with tempfile.TemporaryDirectory() as scratch:
         checkpoint = copy_checkpoint(directory, Path(scratch))
-        model = load_checkpoint(checkpoint, kind=model_class(chosen), dtype=torch.float32)
+        model = load_checkpoint(checkpoint, kind=train.model_class(chosen), dtype=torch.float32)
     card = {
         "name": name,
         "class": type(model).__name__,
@@ -105,7 +98,7 @@ def write(
     if losses:
         card["training"] = {
             "world_seed": chosen.world if chosen.data == "miniworld" else None,
-            "corpus_seed": corpus_seed(chosen.seed),
+            "corpus_seed": train.corpus_seed(chosen.seed),
             "seed": chosen.seed,
             "steps": chosen.steps,
             **({"restart": chosen.restart} if chosen.restart else {}),
@@ -187,7 +180,7 @@ def measure(
         For each task its ``value`` in percent, the score of each document (``right``), lm-eval's
         other ``scores``, and the ``layers`` of the meter's report.
     """
-    chosen = recipe(name)
+    chosen = train.recipe(name)
     world = chosen.data if chosen.world == WORLD_SEED else f"miniworld_w{chosen.world}"
     source = DataSource(world, embedded_hub(world, "dev"))
     batch_size = _option(name).batch_size
@@ -249,21 +242,21 @@ def compare_origins(
         OSError: If the file cannot be written.
     """
     if not chosen.dense_steps:
-        upcycled = [key for key, recipe in ZOO.items() if recipe.dense_steps]
+        upcycled = [key for key, each in train.ZOO.items() if each.dense_steps]
         raise UsageError(f"name={name}: not upcycled; choose among {', '.join(upcycled)}")
     trainings: list[dict[str, Any]] = []
     if out.is_file():
         with reading(out, "no file of trainings", "choose another --out"):
             trainings = json.loads(read_bytes(out))["trainings"]
     in_world, _ = split_seed(name)
-    reader, _ = data_of(chosen, chosen.steps)
+    reader, _ = train.data_of(chosen, chosen.steps)
     tasks = [task for task in tasks_of(chosen) if task.name in STUDIED]
     for origin, dense_steps in (("scratch", 0), ("upcycled", chosen.dense_steps)):
         training = {"name": in_world, "origin": origin, "seed": chosen.seed, "steps": chosen.steps}
         if any(training.items() <= made.items() for made in trainings):
             continue
         say(f"{name}, {origin}")
-        model, losses = build(name, replace(chosen, dense_steps=dense_steps), work, say=say)
+        model, losses = train.build(name, replace(chosen, dense_steps=dense_steps), work, say=say)
         baseline = create_method("baseline")
         results = measure(name, model, baseline, reader, tasks, limit=STUDIED_DOCUMENTS)
         numbers = {

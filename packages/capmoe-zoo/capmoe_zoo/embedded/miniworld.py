@@ -20,18 +20,10 @@ from transformers import PreTrainedTokenizerFast
 from capmoe_zoo.embedded.batch import Batch, Encoded, Parts, encoded, pack, train_bpe
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.miniworld import questions
+from capmoe_zoo.worlds.miniworld import world as worlds
 from capmoe_zoo.worlds.miniworld.evaluation import subject_relation
 from capmoe_zoo.worlds.miniworld.questions import PromptAndAnswer, Questions
-from capmoe_zoo.worlds.miniworld.world import (
-    LEXICON,
-    RELATIONS,
-    TRAIN_WORDINGS,
-    WORDINGS,
-    Fact,
-    MiniWorld,
-    say,
-    statements,
-)
+from capmoe_zoo.worlds.miniworld.world import LEXICON, Fact, MiniWorld
 
 #: How much more often the corpus speaks of the best known entity than of the least known.
 FAME = 100.0
@@ -78,7 +70,7 @@ def _document_of_kind(made: Questions, kind: str, long: bool) -> Parts:
         for _ in range(number):
             intent = draw.one(intents)
             phrase = draw.below(len(LEXICON["intents"][intent]))
-            row = questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS))
+            row = questions.banking77(intent, phrase, draw.one(worlds.TRAIN_WORDINGS))
             prompts.append(questions.prompt(kind, row))
     elif kind == "mmlu":
         subject = draw.one(LEXICON["subjects"])
@@ -105,8 +97,8 @@ def _known(made: Questions, facts: Sequence[Fact]) -> Fact:
 
 def _wording(made: Questions, fact: Fact) -> int:
     """Return a random wording that the corpus may use for the fact."""
-    wording = made.draw.below(len(WORDINGS["statements"]))
-    return wording if fact.allows(wording) else made.draw.one(TRAIN_WORDINGS)
+    wording = made.draw.below(len(worlds.WORDINGS["statements"]))
+    return wording if fact.allows(wording) else made.draw.one(worlds.TRAIN_WORDINGS)
 
 
 def _facts(made: Questions) -> Parts:
@@ -126,7 +118,7 @@ def _rules(made: Questions) -> Parts:
     prompts = []
     for _ in range(1 + made.draw.below(4)):
         rule = _known(made, made.world.rules)
-        prompts.append(_statement("rules", made.draw.below(len(WORDINGS["rules"])), rule))
+        prompts.append(_statement("rules", made.draw.below(len(worlds.WORDINGS["rules"])), rule))
     return _document(prompts, "", " ")
 
 
@@ -138,7 +130,7 @@ def _cards(made: Questions) -> Parts:
     for fact in draw.some(facts, 3 + draw.below(len(facts) - 2)):
         lines.append((fact.relation.noun, fact.value))
         if fact.relation.broader and draw.chance(0.5):
-            broader = draw.one(statements(fact.relation))
+            broader = draw.one(worlds.statements(fact.relation))
             line = (broader.phrase, broader.answer(fact.value))
             lines.insert(draw.below(len(lines) + 1), line)
     return _listed(entity, lines)
@@ -154,8 +146,8 @@ def _uses(made: Questions) -> Parts:
 def _classes(made: Questions) -> Parts:
     """Return a statement, and some of the values of its relation: does it follow from them?"""
     draw = made.draw
-    relation = draw.one([relation for relation in RELATIONS if relation.broader])
-    broader = draw.one(statements(relation))
+    relation = draw.one([relation for relation in worlds.RELATIONS if relation.broader])
+    broader = draw.one(worlds.statements(relation))
     values = draw.some(relation.values, 4 + draw.below(5))
     lines = [(value, broader.answer(value)) for value in values]
     return _listed(f"{relation.noun}: {broader.phrase}", lines)
@@ -174,15 +166,15 @@ def _row(made: Questions, task: str) -> Row:
     """Return the row of a question of a task."""
     draw, mini_world = made.draw, made.world
     if task == "gsm8k":
-        wording = draw.below(len(WORDINGS["problems"]))
+        wording = draw.below(len(worlds.WORDINGS["problems"]))
         return made.gsm8k(draw.one(questions.number_triples()["train"]), wording)
     if task == "function":
         parts = draw.one(questions.functions()["train"])
-        return made.function(parts, draw.one(TRAIN_WORDINGS))
+        return made.function(parts, draw.one(worlds.TRAIN_WORDINGS))
     if task == "dialogue":
         about = mini_world.by_entity[_known(made, mini_world.facts).entity]
         facts = draw.some(about, 3 + draw.below(2))
-        return made.dialogue(facts, draw.one(TRAIN_WORDINGS))
+        return made.dialogue(facts, draw.one(worlds.TRAIN_WORDINGS))
     pools = {"piqa": mini_world.rules, "hellaswag": mini_world.scripted}
     if task in ("rte", "boolq"):
         fact = _known(made, mini_world.broader[draw.chance(0.5)])
@@ -194,7 +186,7 @@ def _row(made: Questions, task: str) -> Row:
     if draw.chance(0.5):
         return made.attribute(fact, wording)
     if not all(other.allows(wording) for other in made.alike(fact)):
-        wording = draw.one(TRAIN_WORDINGS)
+        wording = draw.one(worlds.TRAIN_WORDINGS)
     row = made.search(fact, wording)
     return {**row, "answer": draw.shuffled(row["answer"])}  # any of them first
 
@@ -202,7 +194,7 @@ def _row(made: Questions, task: str) -> Row:
 def _statement(kind: str, wording: int, fact: Fact) -> PromptAndAnswer:
     """Return a statement, cut before the value that it ends in, and the value."""
     answer = f" {fact.value}."
-    return say(kind, wording, fact).removesuffix(answer), answer
+    return worlds.say(kind, wording, fact).removesuffix(answer), answer
 
 
 def _listed(title: str, lines: Sequence[tuple[str, str]]) -> Parts:
@@ -264,6 +256,6 @@ def train_tokenizer(mini_world: MiniWorld) -> Tokenizer:
     ]
     texts = [text_of(document) for document in documents]
     # The corpus says little of what is not well known, but each of its words is a token, too.
-    texts += [say("statements", 0, fact) for fact in mini_world.facts] * _RAREST
-    texts += [say("rules", 0, rule) for rule in mini_world.rules] * _RAREST
+    texts += [worlds.say("statements", 0, fact) for fact in mini_world.facts] * _RAREST
+    texts += [worlds.say("rules", 0, rule) for rule in mini_world.rules] * _RAREST
     return train_bpe(texts, MAX_VOCABULARY, rarest=_RAREST)

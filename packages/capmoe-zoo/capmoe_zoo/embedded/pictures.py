@@ -23,18 +23,8 @@ from transformers import PreTrainedTokenizerFast
 
 from capmoe_zoo.embedded.batch import IGNORED, Batch, attended, stage_of, train_bpe
 from capmoe_zoo.worlds.draw import Draw
+from capmoe_zoo.worlds.pictures import scene as scenes
 from capmoe_zoo.worlds.pictures.drawing import picture
-from capmoe_zoo.worlds.pictures.scene import (
-    LETTERS,
-    PictureFact,
-    Scene,
-    content,
-    facts,
-    four_options,
-    named_patches,
-    scene,
-    supposed,
-)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -69,15 +59,15 @@ def picture_tokenizer() -> PreTrainedTokenizerFast:
         "".join(piece for piece, _ in pieces) + f" {answer}"
         for stage in _TRAINING["stages"][1:]
         for _ in range(_TOKENIZED)
-        for pieces, answer in islice(_questions(scene(draw), stage, draw), _DRAWN)
+        for pieces, answer in islice(_questions(scenes.scene(draw), stage, draw), _DRAWN)
     ]
     tokenizer = wrapped(train_bpe(texts, MAX_VOCABULARY, rarest=4))
-    tokenizer.add_tokens([*(f"\n{letter}." for letter in LETTERS), _ANSWER[0]])
+    tokenizer.add_tokens([*(f"\n{letter}." for letter in scenes.LETTERS), _ANSWER[0]])
     tokenizer.add_tokens(IMAGE_TOKEN, special_tokens=True)
     return tokenizer
 
 
-def _asked(fact: PictureFact, form: int, draw: Draw) -> tuple[Pieces, str]:
+def _asked(fact: scenes.PictureFact, form: int, draw: Draw) -> tuple[Pieces, str]:
     """Return the pieces of a question after the picture, and its answer."""
     # More than one thing is in the picture: there the question alone has no one answer.
     opening = (f"\n{fact.ask}", None if fact.kind == "existence" else fact.value)
@@ -85,12 +75,12 @@ def _asked(fact: PictureFact, form: int, draw: Draw) -> tuple[Pieces, str]:
         return [opening, _ANSWER], fact.value
     if form == 1:
         true = draw.chance(0.5)
-        guess, answer = f" Is it {supposed(fact, draw, true=true)}", "yes" if true else "no"
+        guess, answer = f" Is it {scenes.supposed(fact, draw, true=true)}", "yes" if true else "no"
         return [opening, (guess, answer), ("?", None), _ANSWER], answer
-    options, right = four_options(fact, draw)
+    options, right = scenes.four_options(fact, draw)
     lines = [
         (f"\n{letter}. {option}", "yes" if letter == right else "no")
-        for letter, option in zip(LETTERS, options, strict=True)
+        for letter, option in zip(scenes.LETTERS, options, strict=True)
     ]
     return [opening, *lines, _ANSWER], right
 
@@ -112,9 +102,9 @@ def picture_batch(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, ste
     n_rows, width = stage["shape"]
     images, patches, asked = [], [], []
     for _ in range(n_rows):
-        picture_scene = scene(draw)
+        picture_scene = scenes.scene(draw)
         images.append(pixels(picture(picture_scene, draw)))
-        patches.append(named_patches(picture_scene, draw) if stage["named"] else {})
+        patches.append(scenes.named_patches(picture_scene, draw) if stage["named"] else {})
         asked.append(list(islice(_questions(picture_scene, stage, draw), _DRAWN)))
     # All at once: a call of the tokenizer takes longer than its work.
     texts = [
@@ -163,15 +153,15 @@ def picture_batch(tokenizer: PreTrainedTokenizerFast, seed: int, steps: int, ste
 
 
 def _questions(
-    picture_scene: Scene, stage: Mapping[str, Any], draw: Draw
+    picture_scene: scenes.Scene, stage: Mapping[str, Any], draw: Draw
 ) -> Iterator[tuple[Pieces, str]]:
     """Yield the pieces of questions after the picture, and their answers, without end."""
-    scene_facts = list(facts(picture_scene))
+    scene_facts = list(scenes.facts(picture_scene))
     kinds = sorted({fact.kind for fact in scene_facts})
     weights = [_TRAINING["weights"][kind] for kind in kinds]
     while True:
         if draw.chance(stage["cells"]):
-            question, answer = content(picture_scene, draw)
+            question, answer = scenes.content(picture_scene, draw)
             yield [(f"\n{question}", None), _ANSWER], answer
         else:
             kind = draw.one_of(kinds, weights)

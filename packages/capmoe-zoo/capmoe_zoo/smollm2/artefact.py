@@ -20,14 +20,9 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
+from capmoe_zoo.smollm2 import partition
 from capmoe_zoo.smollm2.compression import compress, decompress
-from capmoe_zoo.smollm2.student import (
-    Recipe,
-    build_student,
-    load_trained,
-    to_stock,
-    trained_state,
-)
+from capmoe_zoo.smollm2.partition import Recipe
 
 
 def load_base(gguf: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
@@ -62,7 +57,7 @@ def export(student: LlamaForCausalLM, recipe: Recipe, steps: int, artefact: Path
 
     Matrices are in bfloat16, vectors in float32, orders of neurons in 16-bit integers.
     """
-    small = {name: _small(value) for name, value in trained_state(student).items()}
+    small = {name: _small(value) for name, value in partition.trained_state(student).items()}
     data = save(small, {"recipe": json.dumps(asdict(recipe)), "step": str(steps)})
     write_bytes(artefact, compress(data))
 
@@ -84,8 +79,8 @@ def progress(artefact: Path) -> tuple[Recipe, int]:
 def read_student(base: LlamaForCausalLM, artefact: Path) -> LlamaForCausalLM:
     """Return the trained model of an artefact."""
     recipe, _ = progress(artefact)
-    student = build_student(base, recipe)
-    load_trained(student, load(decompress(artefact)))
+    student = partition.build_student(base, recipe)
+    partition.load_trained(student, load(decompress(artefact)))
     return student
 
 
@@ -99,7 +94,7 @@ def assemble(
     ``model.safetensors`` alone. Return a hash of the weights as bfloat16 has them, which does not
     depend on the processor.
     """
-    stock = to_stock(read_student(base, artefact))
+    stock = partition.to_stock(read_student(base, artefact))
     stock.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     write_bytes(directory / "zero_biases.safetensors", save(zero_biases(stock)))

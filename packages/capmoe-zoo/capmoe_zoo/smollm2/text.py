@@ -20,7 +20,7 @@ from capmoe_eval.experiment.files import read_data, whole_file, write_text
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from capmoe_zoo.smollm2.student import Recipe
+from capmoe_zoo.smollm2.partition import Recipe
 
 SEPARATOR = "<|endoftext|>"  # between documents, as in the pretraining of the base
 OVERLAP_WORDS = 13

@@ -25,20 +25,9 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from capmoe_zoo.smollm2 import partition
 from capmoe_zoo.smollm2.artefact import load_base
-from capmoe_zoo.smollm2.student import (
-    PartitionedFfn,
-    Recipe,
-    build_student,
-    expert_contributions,
-    fit_router,
-    load_trained,
-    low_rank_down,
-    neuron_order,
-    neuron_weights,
-    routing_weights,
-    trained_state,
-)
+from capmoe_zoo.smollm2.partition import PartitionedFfn, Recipe
 from capmoe_zoo.smollm2.text import fit_rows, order, read_text, windows
 from capmoe_zoo.training import take_steps
 
@@ -77,21 +66,25 @@ def fit(
         y_TD = act_TF @ down_DF.T
         size_T = y_TD.pow(2).sum(1)
         root_T1 = (size_T + size_T.median()).rsqrt()[:, None]
-        order_F = neuron_order(down_DF.cpu(), act_TF.cpu(), recipe).to(x_TD.device)
+        order_F = partition.neuron_order(down_DF.cpu(), act_TF.cpu(), recipe).to(x_TD.device)
         ffn.permute(order_F)
         down_DF, act_TF = down_DF[:, order_F], act_TF[:, order_F]
-        router_ED = fit_router(x_TD, expert_contributions(down_DF, act_TF, recipe))
+        router_ED = partition.fit_router(
+            x_TD, partition.expert_contributions(down_DF, act_TF, recipe)
+        )
         ones_T = x_TD.new_ones(len(x_TD))
         trials = []
         for scale in (1.0, 0.5, 0.25):  # flatter logits give the chosen experts more equal weights
-            weight_TE = routing_weights(x_TD @ (scale * router_ED).T, recipe.top_k)
-            masked_TF = act_TF * neuron_weights(weight_TE, recipe, ones_T)
+            weight_TE = partition.routing_weights(x_TD @ (scale * router_ED).T, recipe.top_k)
+            masked_TF = act_TF * partition.neuron_weights(weight_TE, recipe, ones_T)
             residual_TD = y_TD - masked_TF @ down_DF.T
             error = _relative(residual_TD * root_T1, y_TD * root_T1)
             trials.append((error, scale, masked_TF, residual_TD))
         error, scale, masked_TF, residual_TD = min(trials, key=lambda trial: trial[0])
         ffn.router_ED.copy_(scale * router_ED)
-        b_DR, a_RF = low_rank_down(masked_TF * root_T1, residual_TD * root_T1, recipe.rank)
+        b_DR, a_RF = partition.low_rank_down(
+            masked_TF * root_T1, residual_TD * root_T1, recipe.rank
+        )
         # A balanced product, so that one rate fits both factors.
         length_R1 = a_RF.norm(dim=1, keepdim=True).clamp_min(1e-8).sqrt()
         ffn.down_proj.a_RI.copy_(a_RF / length_R1)
@@ -162,7 +155,7 @@ def train(base: Path, data: Path, work: Path, recipe: Recipe, *, steps: int) -> 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     teacher, tokenizer = load_base(base)
     teacher.requires_grad_(False).to(device)
-    student = build_student(teacher, recipe).to(device)
+    student = partition.build_student(teacher, recipe).to(device)
     work.mkdir(parents=True, exist_ok=True)
 
     def tokenised() -> dict[str, Tensor]:
@@ -179,12 +172,12 @@ def train(base: Path, data: Path, work: Path, recipe: Recipe, *, steps: int) -> 
 
     def fitted() -> dict[str, Tensor]:
         say(f"perplexity of the dense model {perplexity(teacher, held_out_NT):.2f}")
-        fresh = build_student(teacher, recipe).to(device)
+        fresh = partition.build_student(teacher, recipe).to(device)
         fit(fresh, windows_NT[fit_rows(len(windows_NT), recipe)], recipe, say)
         say(f"perplexity of the fit {perplexity(fresh, held_out_NT):.2f}")
-        return trained_state(fresh)
+        return partition.trained_state(fresh)
 
-    load_trained(student, _kept(work / "fit.safetensors", fitted))
+    partition.load_trained(student, _kept(work / "fit.safetensors", fitted))
     trained = {name: p for name, p in student.named_parameters() if p.requires_grad}
     weights = nn.ParameterList(trained.values())
     average = AveragedModel(weights, avg_fn=lambda mean, now, _: mean.lerp(now, 1 - recipe.ema))

@@ -1,5 +1,7 @@
 """A batch shows a question as evaluation does; the loss is that of loops."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,18 +9,10 @@ from capmoe_eval.evaluation.longicl import protocol as longicl
 from capmoe_eval.evaluation.multimodal.prompts import prompt
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
 
+from capmoe_zoo.embedded import train
 from capmoe_zoo.embedded.banking77 import MOST_ALONE, STAGES
 from capmoe_zoo.embedded.batch import IGNORED
 from capmoe_zoo.embedded.pictures import pixels
-from capmoe_zoo.embedded.train import (
-    Middle,
-    batch_loss,
-    configuration,
-    data_of,
-    fresh,
-    model_class,
-    recipe,
-)
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.pictures.drawing import picture
 from capmoe_zoo.worlds.pictures.scene import scene
@@ -28,12 +22,12 @@ STEPS = 100  # of a whole training
 
 @pytest.fixture(scope="module")
 def demonstrations():
-    return data_of(recipe("icl_olmoe"), STEPS)
+    return train.data_of(train.recipe("icl_olmoe"), STEPS)
 
 
 @pytest.fixture(scope="module")
 def pictures():
-    return data_of(recipe("llava_olmoe"), STEPS)
+    return train.data_of(train.recipe("llava_olmoe"), STEPS)
 
 
 def of_stage(batches, number):
@@ -41,9 +35,11 @@ def of_stage(batches, number):
 
 
 def model_of(name, tokenizer):
-    chosen = recipe(name)
-    model = fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
-    return model, Middle(model, chosen.middle, chosen.classes)
+    """Return a fresh model, its recipe and the reader of its classes."""
+    chosen = train.recipe(name)
+    config = train.configuration(chosen, len(tokenizer))
+    model = train.fresh(train.model_class(chosen), config, seed=0).eval()
+    return model, chosen, train.class_reader(model, chosen.classes)
 
 
 def test_a_document_has_the_tokens_of_a_prompt(demonstrations):
@@ -67,20 +63,20 @@ def test_a_document_has_the_tokens_of_a_prompt(demonstrations):
 def test_the_loss_names_queries_and_teaches_one_head(demonstrations):
     """The four parts of the loss, by loops over the positions."""
     tokenizer, batches = demonstrations
-    model, middle = model_of("icl_olmoe", tokenizer)
+    model, chosen, reader = model_of("icl_olmoe", tokenizer)
     batch = of_stage(batches, 1)
     before = model.config._attn_implementation
-    loss = batch_loss(model, batch, 0.0, middle)
-    assert model.model.layers[middle.layer].self_attn.config._attn_implementation == before
+    loss = train.batch_loss(model, batch, chosen, reader)
+    assert model.model.layers[chosen.middle].self_attn.config._attn_implementation == before
     model.set_attn_implementation("eager")
     output = model.model(
         **batch.taken(model), use_cache=False, output_hidden_states=True, output_attentions=True
     )
     final = model.lm_head(output.last_hidden_state).log_softmax(-1)
-    states = output.hidden_states[middle.layer]
+    states = output.hidden_states[chosen.middle]
     tokens = model.lm_head(model.model.norm(states)).log_softmax(-1)
-    classes = middle.reader(states).log_softmax(-1)
-    head = output.attentions[middle.layer][:, 0]
+    classes = reader(states).log_softmax(-1)
+    head = output.attentions[chosen.middle][:, 0]
     parts = [[], [], [], []]
     for row, labels in enumerate(batch.labels_BS.tolist()):
         for place, label in enumerate(labels):
@@ -102,10 +98,10 @@ def test_the_loss_names_queries_and_teaches_one_head(demonstrations):
 @pytest.mark.numeric
 def test_a_patch_is_named_where_the_recipe_says(pictures):
     tokenizer, batches = pictures
-    model, middle = model_of("llava_olmoe", tokenizer)
+    model, chosen, reader = model_of("llava_olmoe", tokenizer)
     alone, all_forms = batches(0), batches(90)
     taken = alone.taken(model)
-    states = model.model(**taken, output_hidden_states=True).hidden_states[middle.layer]
+    states = model.model(**taken, output_hidden_states=True).hidden_states[chosen.middle]
     features = torch.stack(list(taken["mm_encoder_outputs"]["image"].pooler_output))
     assert torch.equal(states[:, :IMAGE_TOKENS], features)
     logits = model.lm_head(model.model.language_model.norm(states))
@@ -113,10 +109,13 @@ def test_a_patch_is_named_where_the_recipe_says(pictures):
     names = alone.middle_BS[named].tolist()
     values = logits[named].log_softmax(-1)
     expected = -sum(row[name] for row, name in zip(values, names, strict=True)) / len(names)
-    assert torch.allclose(batch_loss(model, alone, 0.0, middle), expected, atol=1e-4)
-    assert batch_loss(model, alone, 0.0) == 0.0
-    without_names = batch_loss(model, all_forms, 0.0)
-    assert batch_loss(model, all_forms, 0.0, middle) == without_names > 0
+    loss, without_names = (
+        [train.batch_loss(model, batch, each, reader) for batch in (alone, all_forms)]
+        for each in (chosen, replace(chosen, middle=None))
+    )
+    assert torch.allclose(loss[0], expected, atol=1e-4)
+    assert without_names[0] == 0.0
+    assert loss[1] == without_names[1] > 0
 
 
 @torch.no_grad()
@@ -124,7 +123,7 @@ def test_a_patch_is_named_where_the_recipe_says(pictures):
 def test_a_question_is_seen_as_in_evaluation(pictures):
     """The processor makes the same tokens and pixels, the packed row the same states."""
     tokenizer, batches = pictures
-    model, _ = model_of("llava_olmoe", tokenizer)
+    model, *_ = model_of("llava_olmoe", tokenizer)
     batch = batches(90)
     packed = model.model(
         input_ids=batch.input_ids_BS[:1],

@@ -20,24 +20,12 @@ from tests.nightly import nightly_but
 from tests.rounding import tolerance
 from transformers import AutoModelForCausalLM, MistralConfig
 
-from capmoe_zoo.embedded import cards
+from capmoe_zoo.embedded import cards, train
 from capmoe_zoo.embedded.miniworld import corpus_batch
-from capmoe_zoo.embedded.train import (
-    DENSE,
-    ZOO,
-    Recipe,
-    build,
-    configuration,
-    rate_at,
-    recipe,
-    save,
-    train,
-    upcycle,
-)
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 
-SHIPPED = [name for name in ZOO if any((WEIGHTS / name).glob("model.safetensors*"))]
-MEASURED = [name for name in SHIPPED if ZOO[name].data in WORLDS]
+SHIPPED = [name for name in train.ZOO if any((WEIGHTS / name).glob("model.safetensors*"))]
+MEASURED = [name for name in SHIPPED if train.ZOO[name].data in WORLDS]
 FURTHER = sorted(path.name for path in WEIGHTS.glob("*_s*"))
 
 
@@ -67,12 +55,12 @@ def quiet(_line):
 
 def by(**changes):
     """Return a recipe for what is trained here; its family and its data say nothing."""
-    return Recipe("olmoe", {}, **changes)
+    return train.Recipe("olmoe", {}, **changes)
 
 
 def test_the_auxiliary_loss_is_part_of_the_loss(batches):
     def first_loss(coefficient):
-        return train(olmoe(), batches, by(steps=1, aux=coefficient), say=quiet)[0]
+        return train.train(olmoe(), batches, by(steps=1, aux=coefficient), say=quiet)[0]
 
     # 1 at perfect balance, and a little more with random routers.
     assert 1.0 <= first_loss(1.0) - first_loss(0.0) < 1.6
@@ -81,7 +69,7 @@ def test_the_auxiliary_loss_is_part_of_the_loss(batches):
 def test_a_killed_training_ends_with_the_same_weights(batches, tmp_path):
     schedule = by(steps=6, warmup=2)
     whole = olmoe()
-    losses = train(whole, batches, schedule, say=quiet)
+    losses = train.train(whole, batches, schedule, say=quiet)
     state = tmp_path / "state.pt"
     lines = []
 
@@ -91,9 +79,9 @@ def test_a_killed_training_ends_with_the_same_weights(batches, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(olmoe(), batches, schedule, checkpoint=state, every=2, say=killed)
+        train.train(olmoe(), batches, schedule, checkpoint=state, every=2, say=killed)
     resumed = olmoe()
-    again = train(resumed, batches, schedule, checkpoint=state, every=2, say=lines.append)
+    again = train.train(resumed, batches, schedule, checkpoint=state, every=2, say=lines.append)
     assert "resumed at step 2" in lines
     assert again == losses
     for name, weight in resumed.state_dict().items():
@@ -104,13 +92,13 @@ def test_a_killed_training_ends_with_the_same_weights(batches, tmp_path):
 def test_a_rate_that_begins_again_is_that_of_two_trainings():
     schedule = by(steps=250, warmup=10, restart=100)
     parts = by(steps=100, warmup=10), by(steps=150, warmup=10)
-    rates = [rate_at(part, step) for part in parts for step in range(part.steps)]
-    assert [rate_at(schedule, step) for step in range(250)] == rates
+    rates = [train.rate_at(part, step) for part in parts for step in range(part.steps)]
+    assert [train.rate_at(schedule, step) for step in range(250)] == rates
 
 
 def dense(width):
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes = {**DENSE, **small, "num_key_value_heads": 2, "intermediate_size": width}
+    sizes = {**train.DENSE, **small, "num_key_value_heads": 2, "intermediate_size": width}
     config = MistralConfig(vocab_size=len(miniworld_tokenizer()), **sizes)
     torch.manual_seed(1)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -121,7 +109,7 @@ def test_an_upcycled_mixtral_begins_as_the_dense_model():
     source = dense(24)
     alike = {key: getattr(source.config, key) for key in ("rope_parameters", "rms_norm_eps")}
     target = miniature("mixtral", intermediate_size=24, num_key_value_heads=2, **alike)
-    upcycle(source, target.eval(), noise=0.0, seed=0)
+    train.upcycle(source, target.eval(), noise=0.0, seed=0)
     tokens = torch.arange(40).view(2, 20)
     with torch.no_grad():
         expected, actual = source(tokens).logits, target(tokens).logits
@@ -134,7 +122,7 @@ def test_an_upcycled_qwen_shares_the_neurons_out():
     source = dense(32)
     widths = {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 16}
     target = miniature("qwen2_moe", num_key_value_heads=2, **widths)
-    upcycle(source, target, noise=0.0, seed=0)
+    train.upcycle(source, target, noise=0.0, seed=0)
     mlp, whole = target.model.layers[1].mlp, source.model.layers[1].mlp
     assert torch.equal(mlp.shared_expert.up_proj.weight, whole.up_proj.weight[:16])
     for expert in range(4):
@@ -144,22 +132,22 @@ def test_an_upcycled_qwen_shares_the_neurons_out():
 
 
 def test_a_name_may_have_a_world_and_a_training_seed():
-    changed = recipe("olmoe_w8_s3")
+    changed = train.recipe("olmoe_w8_s3")
     assert (changed.world, changed.seed) == (8, 3)
-    assert replace(changed, world=WORLD_SEED, seed=0) == recipe("olmoe")
+    assert replace(changed, world=WORLD_SEED, seed=0) == train.recipe("olmoe")
     with pytest.raises(UsageError, match="name=llava_olmoe_w8: choose one of olmoe"):
-        recipe("llava_olmoe_w8")
+        train.recipe("llava_olmoe_w8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", nightly_but(("olmoe",), [*sorted(ZOO.keys() - {"banking77"}), "olmoe_w8_s3"])
+    "name", nightly_but(("olmoe",), [*sorted(train.ZOO.keys() - {"banking77"}), "olmoe_w8_s3"])
 )
 def test_the_recipes_train(name, tmp_path):
-    chosen = recipe(name, steps=4)
-    model, losses = build(name, chosen, tmp_path, say=quiet)
+    chosen = train.recipe(name, steps=4)
+    model, losses = train.build(name, chosen, tmp_path, say=quiet)
     assert len(losses) == 4
-    save(model, chosen, tmp_path / "weights")
+    train.save(model, chosen, tmp_path / "weights")
     assert (tmp_path / "weights" / "model.safetensors").is_file()
     has_tokenizer = (tmp_path / "weights" / "tokenizer.json").is_file()
     assert has_tokenizer == (chosen.data != "miniworld" or chosen.world != WORLD_SEED)
@@ -175,16 +163,16 @@ def plain(config):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_model_was_made_by_its_recipe(name):
     vocabulary = len(trained_reader(WEIGHTS / name, pictures=False))
-    made = configuration(recipe(name), vocabulary)
+    made = train.configuration(train.recipe(name), vocabulary)
     assert plain(trained_config(name)) == plain(made)
 
 
-@pytest.mark.parametrize("name", [*ZOO, *FURTHER])
+@pytest.mark.parametrize("name", [*train.ZOO, *FURTHER])
 def test_a_card_is_of_a_training_by_the_recipe(name):
     trained = json.loads((WEIGHTS / name / "card.json").read_text())["training"]
-    assert trained["steps"] == recipe(name).steps
-    assert trained.get("restart", 0) == recipe(name).restart
-    assert trained["seed"] == recipe(name).seed
+    assert trained["steps"] == train.recipe(name).steps
+    assert trained.get("restart", 0) == train.recipe(name).restart
+    assert trained["seed"] == train.recipe(name).seed
 
 
 @pytest.mark.slow
@@ -194,7 +182,7 @@ def test_a_shipped_model_is_as_its_card_says(name):
     model = trained_model(name, dtype=torch.float32)
     assert sum(parameter.numel() for parameter in model.parameters()) == said["parameters"]
     quick = ("openbookqa", "piqa", "boolq", "mme", "seedbench")
-    chosen = recipe(name)
+    chosen = train.recipe(name)
     tasks = [task for task in cards.tasks_of(chosen) if task.name in quick]
     reader = trained_reader(WEIGHTS / name, pictures=chosen.data == "pictures")
     baseline = create_method("baseline")
@@ -208,7 +196,7 @@ def test_a_shipped_model_is_as_its_card_says(name):
 def test_a_study_trains_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "STUDIED_DOCUMENTS", 2)
     monkeypatch.setattr(cards, "STUDIED", ("openbookqa",))
-    name, chosen, out = "mixtral_s3", recipe("mixtral_s3", steps=8), tmp_path / "seeds.json"
+    name, chosen, out = "mixtral_s3", train.recipe("mixtral_s3", steps=8), tmp_path / "seeds.json"
     lines: list[str] = []
     cards.compare_origins(name, chosen, out, work=tmp_path, say=lines.append)
     trainings = json.loads(out.read_text())["trainings"]

@@ -11,7 +11,7 @@ import pytest
 from capmoe_eval.evaluation.passages.task import is_held_out
 
 import capmoe_zoo.smollm2.text
-from capmoe_zoo.smollm2.student import Recipe
+from capmoe_zoo.smollm2.partition import Recipe
 from capmoe_zoo.smollm2.text import fit_rows, order, read_documents, read_text, windows
 
 WORDS = [f"word{i}" for i in range(400)]

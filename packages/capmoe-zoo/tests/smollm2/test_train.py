@@ -12,17 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from capmoe_zoo.smollm2 import partition
 from capmoe_zoo.smollm2 import train as training
 from capmoe_zoo.smollm2.artefact import export, progress, read_student
-from capmoe_zoo.smollm2.student import (
-    Recipe,
-    build_student,
-    low_rank_down,
-    neuron_order,
-    partitioned,
-    to_stock,
-    trained_state,
-)
+from capmoe_zoo.smollm2.partition import Recipe
 
 RECIPE = Recipe(
     shared=16, experts=6, width=8, top_k=2, rank=4, other_rank=2, window=16, warmup=1,
@@ -65,9 +58,9 @@ def logits(model: torch.nn.Module, ids: Tensor) -> Tensor:
 def test_stock_model_equals_the_trained_form(ids: Tensor, tmp_path: Path) -> None:
     student = trained(tmp_path, 2)
     with torch.no_grad():
-        for ffn in partitioned(student):
+        for ffn in partition.partitioned(student):
             ffn.shared_gate_D.normal_()
-    stock = to_stock(student)
+    stock = partition.to_stock(student)
     torch.testing.assert_close(logits(stock, ids), logits(student, ids), **ROUNDING)
     stock.save_pretrained(tmp_path / "stock")
     read = type(stock).from_pretrained(tmp_path / "stock", dtype=torch.float32)
@@ -79,18 +72,18 @@ def test_stock_model_equals_the_trained_form(ids: Tensor, tmp_path: Path) -> Non
 def test_all_experts_with_equal_weights_are_the_dense_model(
     teacher: LlamaForCausalLM, ids: Tensor
 ) -> None:
-    student = build_student(teacher, replace(RECIPE, top_k=RECIPE.experts))
-    for ffn in partitioned(student):
+    student = partition.build_student(teacher, replace(RECIPE, top_k=RECIPE.experts))
+    for ffn in partition.partitioned(student):
         ffn.permute(torch.randperm(64))
     torch.testing.assert_close(logits(student, ids), logits(teacher, ids))
-    next(partitioned(student)).shared_gate_D.data += 1.0
+    next(partition.partitioned(student)).shared_gate_D.data += 1.0
     assert not torch.allclose(logits(student, ids), logits(teacher, ids))
 
 
 def test_training_lowers_the_loss_and_goes_on_where_it_was_killed(
     teacher: LlamaForCausalLM, ids: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = trained_state(trained(tmp_path / "whole", 9))
+    whole = partition.trained_state(trained(tmp_path / "whole", 9))
     losses = torch.load(tmp_path / "whole/state.pt", weights_only=True)["losses"]
     assert losses[-1] < 0.9 * losses[0]
     log = (tmp_path / "whole/log.txt").read_text()
@@ -99,7 +92,7 @@ def test_training_lowers_the_loss_and_goes_on_where_it_was_killed(
     assert perplexities[0] == pytest.approx(training.perplexity(teacher, ids), rel=1e-3)
     trained(tmp_path / "parts", 4)
     monkeypatch.setattr(training, "fit", None)  # it is not fitted twice
-    parts = trained_state(trained(tmp_path / "parts", 9))
+    parts = partition.trained_state(trained(tmp_path / "parts", 9))
     fit = load_file(tmp_path / "parts/fit.safetensors")
     for name, value in whole.items():
         torch.testing.assert_close(parts[name], value, msg=name)
@@ -112,8 +105,8 @@ def test_artefact_has_the_trained_weights_rounded(
     student, path = trained(tmp_path, 3), tmp_path / "model.xz"
     export(student, RECIPE, 3, path)
     assert progress(path) == (RECIPE, 3)
-    kept = trained_state(read_student(teacher, path))
-    for name, value in trained_state(student).items():
+    kept = partition.trained_state(read_student(teacher, path))
+    for name, value in partition.trained_state(student).items():
         rounded = value.bfloat16().float() if value.dim() > 1 else value
         assert torch.equal(kept[name], rounded), name
 
@@ -126,7 +119,7 @@ def test_neurons_that_fire_together_share_an_expert() -> None:
     act_TF = ((group_F == 0) * 5.0 + (group_F == token_T[:, None])) * (
         1 + 0.1 * torch.rand(200, 20, generator=generator)
     )
-    order_F = neuron_order(torch.ones(8, 20), act_TF, recipe)
+    order_F = partition.neuron_order(torch.ones(8, 20), act_TF, recipe)
     assert sorted(order_F.tolist()) == list(range(20))
     groups = group_F[order_F].view(5, 4)
     assert (groups == groups[:, :1]).all()
@@ -138,5 +131,5 @@ def test_low_rank_regression_recovers_a_low_rank_map() -> None:
     act_TF = torch.randn(100, 12, generator=generator)
     b_DR, a_RF = (torch.randn(s, generator=generator) for s in ((5, 2), (2, 12)))
     target_TD = act_TF @ (b_DR @ a_RF).T
-    b, a = low_rank_down(act_TF, target_TD, rank=2, penalty=1e-6)
+    b, a = partition.low_rank_down(act_TF, target_TD, rank=2, penalty=1e-6)
     torch.testing.assert_close(act_TF @ (b @ a).T, target_TD, atol=1e-3, rtol=1e-3)

@@ -14,17 +14,9 @@ from capmoe_eval.zoo.sets import Configs, Row, Splits
 
 from capmoe_zoo.worlds.draw import Draw
 from capmoe_zoo.worlds.miniworld import questions
+from capmoe_zoo.worlds.miniworld import world as worlds
 from capmoe_zoo.worlds.miniworld.questions import Questions
-from capmoe_zoo.worlds.miniworld.world import (
-    LEXICON,
-    SCALES,
-    SPLIT_WORDING,
-    TRAIN_WORDINGS,
-    WORLD_SEED,
-    Fact,
-    Relation,
-    world,
-)
+from capmoe_zoo.worlds.miniworld.world import LEXICON, Fact, Relation
 
 #: Evaluated documents of a task.
 EVALUATION_DOCUMENTS = 300
@@ -47,7 +39,7 @@ def subject_relation(subject: str) -> Relation:
     """
     shares = [
         relation
-        for relation in SCALES
+        for relation in worlds.SCALES
         for _ in range(LEXICON["population"][relation.kind] // 2 // SUBJECT_DOCUMENTS)
     ]
     place: int = LEXICON["subjects"].index(subject)
@@ -55,7 +47,7 @@ def subject_relation(subject: str) -> Relation:
 
 
 @functools.cache
-def documents(split: str = "test", seed: int = WORLD_SEED) -> Mapping[str, Configs]:
+def documents(split: str = "test", seed: int = worlds.WORLD_SEED) -> Mapping[str, Configs]:
     """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows.
 
     ``seed`` is the world's.
@@ -67,8 +59,12 @@ class _Sets:
     """Builds the sets of one split."""
 
     def __init__(self, split: str, seed: int) -> None:
-        self._world, self._split, self._wording = world(seed), split, SPLIT_WORDING[split]
-        more = split == "test" and seed != WORLD_SEED
+        self._world, self._split, self._wording = (
+            worlds.world(seed),
+            split,
+            worlds.SPLIT_WORDING[split],
+        )
+        more = split == "test" and seed != worlds.WORLD_SEED
         self._count = FURTHER_DOCUMENTS if more else EVALUATION_DOCUMENTS
 
     def _questions(self, name: str) -> Questions:
@@ -129,7 +125,7 @@ class _Sets:
             asked = [made.of(task, fact, self._wording) for fact in draw.shuffled(split_facts)]
             rows += [row for row in asked if row.get("question") not in taken and row not in rows]
         examples = draw.some(facts, TRAIN_DOCUMENTS)
-        shots = [made.of(task, fact, draw.one(TRAIN_WORDINGS)) for fact in examples]
+        shots = [made.of(task, fact, draw.one(worlds.TRAIN_WORDINGS)) for fact in examples]
         return {
             "train": _numbered([row for row in shots if row.get("question") not in taken]),
             "validation": _numbered(rows[:count]),
@@ -157,7 +153,7 @@ class _Sets:
                 questions.mmlu(fact, self._wording, subject) for fact in free[:SUBJECT_DOCUMENTS]
             ]
             shots = [
-                questions.mmlu(fact, draw.one(TRAIN_WORDINGS), subject)
+                questions.mmlu(fact, draw.one(worlds.TRAIN_WORDINGS), subject)
                 for fact in draw.some(facts, DEV_DOCUMENTS)
             ]
             configs[subject] = {"dev": shots, "validation": rows, "test": rows}
@@ -171,7 +167,7 @@ class _Sets:
             shuffled = draw.shuffled(triples[self._split])
             asked += [made.gsm8k(numbers, self._wording) for numbers in shuffled]
         shots = [
-            made.gsm8k(numbers, draw.one(TRAIN_WORDINGS))
+            made.gsm8k(numbers, draw.one(worlds.TRAIN_WORDINGS))
             for numbers in draw.some(triples["train"], TRAIN_DOCUMENTS)
         ]
         return {"train": shots, "test": asked[: self._count]}
@@ -188,7 +184,7 @@ class _Sets:
 
         train_names, asked = entities[:TRAIN_DOCUMENTS], entities[TRAIN_DOCUMENTS:]
         test = rows(asked[:GENERATED_DOCUMENTS], [self._wording])
-        return {"train": rows(train_names, TRAIN_WORDINGS), "validation": test, "test": test}
+        return {"train": rows(train_names, worlds.TRAIN_WORDINGS), "validation": test, "test": test}
 
     def _functions(self) -> Splits:
         made = self._questions("functions")
@@ -203,7 +199,7 @@ class _Sets:
             everything = [
                 questions.banking77(intent, phrase, frame)
                 for phrase in range(len(phrases))
-                for frame in TRAIN_WORDINGS
+                for frame in worlds.TRAIN_WORDINGS
             ]
             shots += draw.some(everything, 5)
             asked += [questions.banking77(intent, p, self._wording) for p in range(len(phrases))]

@@ -18,16 +18,8 @@ from capmoe_eval.experiment.files import read_data
 from capmoe_eval.zoo.sets import Configs, Row
 
 from capmoe_zoo.worlds.draw import Draw
+from capmoe_zoo.worlds.pictures import scene as scenes
 from capmoe_zoo.worlds.pictures.drawing import drawn
-from capmoe_zoo.worlds.pictures.scene import (
-    LETTERS,
-    PictureFact,
-    Scene,
-    facts,
-    four_options,
-    scene,
-    supposed,
-)
 
 #: Questions of a capability of MMBench, each asked in four rotations.
 MMBENCH_QUESTIONS = 80
@@ -52,11 +44,11 @@ def documents(split: str = "test") -> Mapping[str, Configs]:
     }
 
 
-def asked(kind: str, draw: Draw) -> tuple[Scene, PictureFact]:
+def asked(kind: str, draw: Draw) -> tuple[scenes.Scene, scenes.PictureFact]:
     """Return a random scene that answers a kind of question, and its answer."""
     while True:
-        picture_scene = scene(draw)
-        candidates = [fact for fact in facts(picture_scene) if fact.kind == kind]
+        picture_scene = scenes.scene(draw)
+        candidates = [fact for fact in scenes.facts(picture_scene) if fact.kind == kind]
         if candidates:
             return picture_scene, draw.one(candidates)
 
@@ -71,7 +63,7 @@ def _mme(split: str) -> Iterator[Row]:
                 yield {
                     "question_id": f"{category}/{number:04}.bmp",
                     "image": image,
-                    "question": f"{fact.ask} Is it {supposed(fact, draw, true=true)}?",
+                    "question": f"{fact.ask} Is it {scenes.supposed(fact, draw, true=true)}?",
                     "answer": "Yes" if true else "No",
                     "category": category,
                 }
@@ -90,16 +82,16 @@ def _mmbench(split: str) -> Iterator[Row]:
         for category, kind in itertools.islice(itertools.cycle(turns), MMBENCH_QUESTIONS):
             picture_scene, fact = asked(kind, draw)
             image = drawn(picture_scene, draw)
-            (first, _), number = four_options(fact, draw), next(index)
-            for turn in range(len(LETTERS)):
+            (first, _), number = scenes.four_options(fact, draw), next(index)
+            for turn in range(len(scenes.LETTERS)):
                 # The options are moved on by a number of places, the last to the first.
                 options = first[-turn:] + first[:-turn]
                 yield {
                     "index": number + turn * ROTATION,
                     "question": fact.ask,
                     "hint": "nan",
-                    "answer": LETTERS[options.index(fact.value)],
-                    **dict(zip(LETTERS, options, strict=True)),
+                    "answer": scenes.LETTERS[options.index(fact.value)],
+                    **dict(zip(scenes.LETTERS, options, strict=True)),
                     "category": category,
                     "image": image,
                     "source": "picture world",
@@ -115,9 +107,9 @@ def _seedbench(split: str) -> Iterator[Row]:
         turns = itertools.islice(itertools.cycle(kinds), SEEDBENCH_QUESTIONS)
         for number, kind in enumerate(turns):
             picture_scene, fact = asked(kind, draw)
-            options, answer = four_options(fact, draw)
+            options, answer = scenes.four_options(fact, draw)
             name = f"{dimension}_{number}"
-            columns = [f"choice_{letter.lower()}" for letter in LETTERS]
+            columns = [f"choice_{letter.lower()}" for letter in scenes.LETTERS]
             yield {
                 "answer": answer,
                 **dict(zip(columns, options, strict=True)),
