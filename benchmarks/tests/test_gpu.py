@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
@@ -73,22 +75,17 @@ def test_it_runs_where_torch_transformers_and_pydantic_are_alone(tmp_path: Path)
     absent = absent_modules()
     assert {"hydra", "lm_eval", "datasets", "pandas", "scipy", "PIL"} <= {*absent}
     commands = [["gpu", "--items", *FEW], bench_runs.QUICK]
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN.format(absent=absent, commands=commands)],
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    script = _RUN.format(absent=absent, commands=commands)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
+    done = run([sys.executable, "-c", script], env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    path = tmp_path / "bench" / "gpu.json"
-    read = read_evaluation(path)
-    assert read["rehearsal"] == gpu.REHEARSAL
+    content = read_evaluation(tmp_path / "bench" / "gpu.json")
+    assert content["rehearsal"] == gpu.REHEARSAL
     assert gpu.REHEARSAL in done.stdout
-    states = {name: item["state"] for name, item in json.loads(path.read_text())["items"].items()}
+    states = {name: item["state"] for name, item in content["items"].items()}
     assert states == dict.fromkeys(FEW, "done")
-    assert all(target.target is None for target in targets(read))  # nothing is met, nothing missed
+    assert all(target.target is None for target in targets(content))  # none is met or missed
     # A study's file, too, is read in the full environment.
     (path,) = (tmp_path / "bench").glob("ep-*.json")
     assert len(read_study(path))
@@ -130,7 +127,7 @@ def test_a_cut_run_loses_one_item_and_goes_on(
     status, content = bench(tmp_path)
     assert status == 130
     assert ran == ["first", "slow", "broken", "cut"]
-    states = {name: found["state"] for name, found in content["items"].items()}
+    states = {name: item["state"] for name, item in content["items"].items()}
     assert states == {"first": "done", "slow": "skipped", "broken": "failed"}
     assert "longer than 1 s" in content["items"]["slow"]["why"]
     assert "CUDA out of memory" in content["items"]["broken"]["why"]
@@ -180,32 +177,27 @@ def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatc
         keep_TS.view(-1)[keep_TS.view(-1).nonzero()[0]] = False
         return replace(made, keep_TS=keep_TS)
 
-    device, dtype = torch.device("cpu"), torch.bfloat16
-    fine, _ = checks.measure(device, dtype, families=("qwen3_moe",))
-    assert [target.met for target in fine] == [True] * 4
+    compare = partial(checks.measure, torch.device("cpu"), torch.bfloat16, families=("qwen3_moe",))
+    assert [target.met for target in compare()[0]] == [True] * 4
     monkeypatch.setattr(checks, "decided", unlike)
-    found, more = checks.measure(device, dtype, families=("qwen3_moe",))
-    assert [target.met for target in found] == [False, False, True, True]
+    reached, more = compare()
+    assert [target.met for target in reached] == [False, False, True, True]
     n_decisions = 3 * len(checks._METHODS)  # layers
-    assert [target.ratio.median for target in found][:2] == [n_decisions, n_decisions]
+    assert [target.ratio.median for target in reached][:2] == [n_decisions, n_decisions]
     assert len(more["faults"]) == 2 * n_decisions
 
 
-@pytest.mark.parametrize(
-    ("method", "in_layer"),
-    [
-        ("baseline", {}),
-        ("score", {"wrapper/hook.py": 1}),
-        ("random", {"wrapper/hook.py": 1}),
-        ("expert_drop", {"wrapper/hook.py": 1}),
-        ("expanded_drop", {"wrapper/hook.py": 1}),
-        pytest.param("oea", {"wrapper/hook.py": 1}, marks=NEEDS_METHODS),
-        pytest.param("xshare", {"wrapper/hook.py": 1}, marks=NEEDS_METHODS),
-        # Its rounds end early on a CPU alone.
-        ("token_reroute", {"wrapper/hook.py": 1, "routing/methods/token_reroute.py": 3}),
-    ],
-)
-def test_a_layer_waits_once_for_its_device(method: str, in_layer: dict[str, int]) -> None:
+IN_LAYER = {
+    "baseline": {},
+    # Its rounds end early on a CPU alone.
+    "token_reroute": {"wrapper/hook.py": 1, "routing/methods/token_reroute.py": 3},
+}
+METHODS = [*IN_LAYER, "score", "random", "expert_drop", "expanded_drop"]
+METHODS += [pytest.param(name, marks=NEEDS_METHODS) for name in ("oea", "xshare")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_layer_waits_once_for_its_device(method: str) -> None:
     """Whatever the number of layers, a forward waits for its mask and for its checks once."""
     model = make("olmoe")
     tokens_BS = torch.arange(96).view(4, 24)
@@ -220,18 +212,16 @@ def test_a_layer_waits_once_for_its_device(method: str, in_layer: dict[str, int]
     with capacity_aware(model, under, verify=False) as meter:
         meter.examine_nothing()  # a forward that is compared with the definition waits more often
         forward()
-        found = host_waits(forward, torch.device("cpu"))
-    layers = len(meter.layers)
-    places: dict[str, int] = {}
-    for line, times in found.items():
-        if line != STOCK:
-            place = line.partition(":")[0]
-            places[place] = places.get(place, 0) + times
+        waits = host_waits(forward, torch.device("cpu"))
+    n_layers = len(meter.layers)
+    assert n_layers > 1
+    del waits[STOCK]
+    places = Counter(line.partition(":")[0] for line in waits.elements())
     # The groups' two are of a mask that the plan has brought to the host.
-    once = {"wrapper/plan.py": 1, "wrapper/meter.py": 1, "routing/decision.py": 2}
-    expected = once | {place: layers * times for place, times in in_layer.items()}
+    expected = {"wrapper/plan.py": 1, "wrapper/meter.py": 1, "routing/decision.py": 2}
+    for place, times in IN_LAYER.get(method, {"wrapper/hook.py": 1}).items():
+        expected[place] = n_layers * times
     assert places == expected
-    assert layers > 1
 
 
 def test_waits_are_counted() -> None:
