@@ -97,33 +97,27 @@ def caption() -> str:
     """Return the caption of the picture of the replication."""
     families = Counter(map(family, replication().models))
     seeds = span(map(float, families.values()), "{:g}")
-    better = sorted(leads(1.0), key=lambda each: each.effect or 0.0)
-    scores = [
-        f"[{each.effect:.1f}](../{lines_of('a', each.label)})" for each in (better[0], better[-1])
-    ]
+    ordered = sorted(leads(1.0), key=lambda each: each.effect or 0.0)
+    ends = (ordered[0], ordered[-1])
+    scores = [f"[{each.effect:.1f}](../{lines_of('a', each.label)})" for each in ends]
     (expanded,) = findings("c2", "expanded drop own γ")
     gains = pairs({"table": 2, "method": "Expanded Drop"}, {"table": 2, "method": "Token Drop"})
     least = min(first.number(AVERAGE) - second.number(AVERAGE) for first, second in gains)
     printed, *grouped = replication().grouping
-    orders = [
-        f"{_linked(row.label, row.gaps[2])} ({row.label})" for row in (grouped[0], grouped[-1])
-    ]
+    rows = (grouped[0], grouped[-1])
+    orders = [f"{_linked(row.label, row.gaps[2])} ({row.label})" for row in rows]
     assert printed.gaps[2].effect is not None
-    images = [
-        f"{_linked('o2', finding)} with {title}"
-        for finding, title in zip(
-            findings("o2"), ("all alike", "text first", "images first"), strict=True
-        )
-    ]
+    priorities = ("all alike", "text first", "images first")
+    of_images = zip(findings("o2"), priorities, strict=True)
+    images = [f"{_linked('o2', finding)} with {priority}" for finding, priority in of_images]
     return paragraph(
         f"*{replication().summary}. "
         f"Effects of routing methods on {len(replication().models)} tiny trained models "
         f"({len(families)} architectures, {seeds} training seeds of each), a panel for each claim. "
         "95 % intervals are over documents and, thin, over families and documents; dashed: the "
-        "equivalence margin; grey: single models. In points of "
-        "accuracy: "
-        f"at γ=1 Token Drop (“Score” in Table 1) beats the other selection metrics by "
-        f"{' to '.join(scores)}. At the models' own γ Expanded Drop − Token Drop is "
+        "equivalence margin; grey: single models. In points of accuracy: at γ=1 Token Drop "
+        f"(“Score” in Table 1) beats the other selection metrics by {' to '.join(scores)}. "
+        "At the models' own γ Expanded Drop − Token Drop is "
         f"{_linked('c2', expanded)}; Table 2, at those of its models, prints gains from "
         f"{least:.2f}. On images (MME, γ=1) Expanded Drop − Token Drop is {', '.join(images)}; "
         "Table 4 prints gains in all three. "
@@ -176,13 +170,11 @@ def adaptive() -> str:
 
 
 def _of_pairs() -> pd.DataFrame:
-    compared = _adaptive()
-    return compared[compared["budget_of"] == "pairs"]
+    return _adaptive().query("budget_of == 'pairs'")
 
 
 def _gains() -> dict[str, float]:
-    gains: dict[str, float] = by_model(_of_pairs(), "gain").to_dict()
-    return gains
+    return dict(by_model(_of_pairs(), "gain"))
 
 
 def adaptive_verdict() -> str:
@@ -242,10 +234,9 @@ def server_steps() -> str:
     rows = []
     for requests, tokens in _LOADS:
         load = f"ep_size=1 batch_size={requests} in steps of at most {tokens} tokens"
-        of_load = [findings("q", f"{method} {load}") for method in methods]
-        rows.append(
-            [str(requests), f"{tokens:,}", *(effect(of[0]) if of else "–" for of in of_load)]
-        )
+        of_load = (findings("q", f"{method} {load}") for method in methods)
+        texts = (effect(of_method[0]) if of_method else "–" for of_method in of_load)
+        rows.append([str(requests), f"{tokens:,}", *texts])
     titles = ("Token Drop", "Expanded Drop", "Expert Drop", "Random", "Order")
     return table(["requests at a time", "tokens of a step, at most", *titles], rows)
 

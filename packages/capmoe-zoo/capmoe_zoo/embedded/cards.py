@@ -108,28 +108,23 @@ def write(
             "final_loss": _final(losses),
         }
     if chosen.data in WORLDS:
-        card |= _measured(
-            name, chosen, model, trained_reader(directory, pictures=chosen.data == "pictures"), say
-        )
-        scores = [card[key] for key in ("accuracy", "accuracy_dropped", "accuracy_silent")]
-        chance = {task: CHANCE[task] for task in card["accuracy"]}
-        template = jinja2.Template(
-            Path(__file__).with_name("model_card.md.j2").read_text(encoding="utf-8"),
-            keep_trailing_newline=True,
-            undefined=jinja2.StrictUndefined,
-        )
-        text = template.render(
-            card=card,
-            training=card["training"],
-            world=WORLDS[chosen.data],
-            option=_option(name),
-            chance=chance,
-            means=[fmean(values.values()) for values in (*scores, chance)],
-        )
-        write_text(directory / "README.md", text)
+        reader = trained_reader(directory, pictures=chosen.data == "pictures")
+        card |= _measured(name, chosen, model, reader, say)
+        write_text(directory / "README.md", page(card, WORLDS[chosen.data]))
     write_text(file, json.dumps(card, indent=1) + "\n")
     if before.get("weights", card["weights"]) != card["weights"]:
         say(f"other weights than before: {card['weights']}, not {before['weights']}")
+
+
+def page(card: Mapping[str, Any], world: str) -> str:
+    """Return the README of a measured model from its card."""
+    text = Path(__file__).with_name("model_card.md.j2").read_text(encoding="utf-8")
+    template = jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    chance = {task: CHANCE[task] for task in card["accuracy"]}
+    columns = (*(card[f"accuracy{key}"] for key in ("", "_dropped", "_silent")), chance)
+    means = [fmean(column.values()) for column in columns]
+    words = {"card": card, "training": card["training"], "world": world, "chance": chance}
+    return template.render(words, option=_option(card["name"]), means=means)
 
 
 def _measured(

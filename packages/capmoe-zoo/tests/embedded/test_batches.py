@@ -2,36 +2,19 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from capmoe_eval.evaluation.longicl import protocol as longicl
-from capmoe_eval.evaluation.multimodal.prompts import prompt
-from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
+from capmoe_eval.zoo.llava import IMAGE_TOKENS
 
 from capmoe_zoo.embedded import train
-from capmoe_zoo.embedded.banking77 import MOST_ALONE, STAGES
 from capmoe_zoo.embedded.batch import IGNORED
-from capmoe_zoo.embedded.pictures import pixels
-from capmoe_zoo.worlds.draw import Draw
-from capmoe_zoo.worlds.pictures.drawing import picture
-from capmoe_zoo.worlds.pictures.scene import scene
 
 STEPS = 100  # of a whole training
 
 
 @pytest.fixture(scope="module")
-def demonstrations():
-    return train.data_of(train.recipe("icl_olmoe"), STEPS)
-
-
-@pytest.fixture(scope="module")
 def pictures():
     return train.data_of(train.recipe("llava_olmoe"), STEPS)
-
-
-def of_stage(batches, number):
-    return batches(round(STAGES[number]["until"] * STEPS) - 1)
 
 
 def model_of(name, tokenizer):
@@ -42,29 +25,13 @@ def model_of(name, tokenizer):
     return model, chosen, train.class_reader(model, chosen.classes)
 
 
-def test_a_document_has_the_tokens_of_a_prompt(demonstrations):
-    tokenizer, batches = demonstrations
-    batch = of_stage(batches, 4)
-    assert STAGES[4]["demonstrations"][0] > MOST_ALONE
-    ids_S = batch.input_ids_BS[0][batch.attended_B1SS[0, 0, :, 0]]  # of the first document
-    text = tokenizer.decode(ids_S)
-    assert tokenizer(text)["input_ids"] == ids_S.tolist()
-    introduction, *lines = text.rstrip("\n").split("\nservice query: ")
-    rows = []
-    for line in lines:
-        query, _, name = line.partition("\nintent category: ")
-        rows.append({"text": query, "label_text": name})
-    assert text.startswith(longicl.prompt(rows[:-1], rows[-1]["text"]))
-    assert introduction == longicl.INTRODUCTION.rstrip("\n")
-
-
 @torch.no_grad()
 @pytest.mark.numeric
-def test_the_loss_names_queries_and_teaches_one_head(demonstrations):
+def test_the_loss_names_queries_and_teaches_one_head():
     """The four parts of the loss, by loops over the positions."""
-    tokenizer, batches = demonstrations
+    tokenizer, batches = train.data_of(train.recipe("icl_olmoe"), STEPS)
     model, chosen, reader = model_of("icl_olmoe", tokenizer)
-    batch = of_stage(batches, 1)
+    batch = batches(24)  # the last of the second stage
     before = model.config._attn_implementation
     loss = train.batch_loss(model, batch, chosen, reader)
     assert model.model.layers[chosen.middle].self_attn.config._attn_implementation == before
@@ -136,15 +103,3 @@ def test_a_question_is_seen_as_in_evaluation(pictures):
     ids = torch.cat([batch.input_ids_BS[0, :IMAGE_TOKENS], batch.input_ids_BS[0, start:end]])
     alone = model.model(input_ids=ids[None], pixel_values=batch.pixels_BCHW[:1]).last_hidden_state
     assert torch.allclose(packed[start:end], alone[0, IMAGE_TOKENS:], atol=1e-4)
-
-
-def test_the_processor_makes_the_same_of_a_prompt_and_a_picture(pictures):
-    tokenizer, _ = pictures
-    draw = Draw("one")
-    image = picture(scene(draw), draw)
-    processor = picture_processor(tokenizer)
-    text = prompt("What color is the ring?", ["red", "blue", "pink", "green"])
-    made = processor(images=image, text=text, return_tensors="pt")
-    assert np.allclose(made["pixel_values"][0], pixels(image), atol=1e-5)
-    after = tokenizer(text.removeprefix("<image>"))["input_ids"]
-    assert made["input_ids"][0].tolist() == [processor.image_token_id] * IMAGE_TOKENS + after

@@ -169,10 +169,13 @@ def test_a_shipped_model_was_made_by_its_recipe(name):
 
 @pytest.mark.parametrize("name", [*train.ZOO, *FURTHER])
 def test_a_card_is_of_a_training_by_the_recipe(name):
-    trained = json.loads((WEIGHTS / name / "card.json").read_text())["training"]
-    assert trained["steps"] == train.recipe(name).steps
-    assert trained.get("restart", 0) == train.recipe(name).restart
-    assert trained["seed"] == train.recipe(name).seed
+    card, chosen = json.loads((WEIGHTS / name / "card.json").read_text()), train.recipe(name)
+    made = card["training"]
+    assert (made["steps"], made["seed"]) == (chosen.steps, chosen.seed)
+    assert made.get("restart", 0) == chosen.restart
+    readme = WEIGHTS / name / "README.md"
+    if readme.is_file():
+        assert readme.read_text("utf-8") == cards.page(card, WORLDS[chosen.data])
 
 
 @pytest.mark.slow

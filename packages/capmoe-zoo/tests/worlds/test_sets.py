@@ -6,13 +6,11 @@ which ``test_digests.py`` holds fixed.
 
 import pyarrow.parquet as pq
 import pytest
-from capmoe_eval.evaluation.multimodal import scores
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.zoo.hub import ready
 from capmoe_eval.zoo.sets import SETS, documents
 
 from capmoe_zoo.worlds.miniworld.evaluation import EVALUATION_DOCUMENTS, FURTHER_DOCUMENTS
-from capmoe_zoo.worlds.pictures import evaluation as pictures
 from capmoe_zoo.worlds.sets import table
 
 _SLOW = [pytest.param("pictures", split, marks=pytest.mark.slow) for split in ("dev", "test")]
@@ -21,13 +19,6 @@ _SLOW = [pytest.param("pictures", split, marks=pytest.mark.slow) for split in ("
 @pytest.mark.parametrize(("world", "split"), [("miniworld", "dev"), ("miniworld", "test"), *_SLOW])
 def test_the_shipped_sets_are_the_generated_ones(world, split):
     assert pq.read_table(SETS / f"{world}-{split}.parquet").equals(table(world, split))
-
-
-def test_the_categories_are_those_of_the_tasks():
-    asked = pictures.SETS
-    assert [*scores.MME["perception"], *scores.MME["cognition"]] == list(asked["mme"])
-    assert list(scores.CAPABILITIES) == list(asked["mmbench"])
-    assert len(scores.DIMENSIONS) == len(asked["seedbench"])
 
 
 def test_a_world_of_another_seed_has_more_test_documents_of_its_own():

@@ -80,12 +80,9 @@ class Questions:
         """Return a goal, and the same solution with two tools."""
         tools, label = self._choices(rule, count=2)
         solution = self.draw.one(WORDINGS["solutions"])
-        return {
-            "goal": say("goals", wording, rule),
-            "sol1": solution.format(v=tools[0]),
-            "sol2": solution.format(v=tools[1]),
-            "label": label,
-        }
+        first, second = (solution.format(v=tool) for tool in tools)
+        goal = say("goals", wording, rule)
+        return {"goal": goal, "sol1": first, "sol2": second, "label": label}
 
     def rte(self, fact: Fact, wording: int) -> Row:
         """Return a true sentence and a second one: entailed (label 0) or contradicted (label 1)."""
@@ -164,10 +161,9 @@ class Questions:
     def gsm8k(self, numbers: tuple[int, int, int], wording: int) -> Row:
         """Return a word problem, solved; (a, b, c) are at the start, added and removed."""
         a, b, c = numbers
-        places = {
-            **{"a": a, "b": b, "c": c, "m": a + b, "r": a + b - c},
-            **{"e": self.draw.one(self.world.facts).entity, "n": self.draw.one(LEXICON["counted"])},
-        }
+        places: dict[str, Any] = {"a": a, "b": b, "c": c, "m": a + b, "r": a + b - c}
+        places["e"] = self.draw.one(self.world.facts).entity
+        places["n"] = self.draw.one(LEXICON["counted"])
         return {
             "question": WORDINGS["problems"][wording].format(**places),
             "answer": f"{WORDINGS['solved'][wording].format(**places)}\n#### {a + b - c}",
@@ -200,15 +196,12 @@ class Questions:
         arguments, argument, start = LEXICON["first_steps"][first]
         (_, full, source), (short, _, last) = LEXICON["steps"][step], LEXICON["steps"][other]
         expression = last.format(x=f"({source.format(x=start, c=c)})", c=d)
-        text = WORDINGS["described"][wording].format(
-            a=full.format(x=argument, c=c), b=short.format(c=d)
-        )
+        places = {"a": full.format(x=argument, c=c), "b": short.format(c=d)}
+        text = WORDINGS["described"][wording].format(**places)
         name = self.draw.one(LEXICON["function_names"])
-        calls = []
-        for values in LEXICON["inputs"][arguments]:
-            places: dict[str, Any] = dict(zip(arguments.split(", "), values, strict=True))
-            # The source is made of the lexicon alone.
-            calls.append((", ".join(map(str, values)), eval(expression, places)))
+        # The source is made of the lexicon alone.
+        solve, inputs = eval(f"lambda {arguments}: {expression}"), LEXICON["inputs"][arguments]
+        calls = [(", ".join(map(str, values)), solve(*values)) for values in inputs]
         (example, result), *tested = calls
         asserts = "".join(f"    assert candidate({call}) == {value}\n" for call, value in tested)
         return {
@@ -244,9 +237,8 @@ def banking77(intent: str, phrase: int, frame: int) -> Row:
 @functools.cache
 def number_triples() -> Mapping[str, Sequence[tuple[int, int, int]]]:
     """Return the number triples of word problems for ``train``, ``dev`` and ``test``; disjoint."""
-    triples = [
-        (a, b, c) for a in range(2, 13) for b in range(2, 13) for c in range(2, min(a + b, 11))
-    ]
+    numbers = range(2, 13)
+    triples = [(a, b, c) for a in numbers for b in numbers for c in range(2, min(a + b, 11))]
     return apart("number triples", triples, 5)
 
 

@@ -10,6 +10,7 @@ by the letter of an option.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -163,24 +164,23 @@ def named_patches(scene: Scene, draw: Draw) -> dict[tuple[int, int], str]:
     again, and its quarter of the picture.
     """
     named = {}
-    for row in range(PATCHES):
-        for column in range(PATCHES):
-            edge = {row, column} & {0, PATCHES - 1}
-            if draw.chance(_NAMED_GROUND):
-                named[row, column] = (edge and scene.painter) or scene.place
+    for row, column in itertools.product(range(PATCHES), repeat=2):
+        if draw.chance(_NAMED_GROUND):
+            is_edge = {row, column} & {0, PATCHES - 1}
+            named[row, column] = (is_edge and scene.painter) or scene.place
 
-    def name(cell: Cell, words: Sequence[str]) -> None:
-        row, column = 2 * cell[0], 2 * cell[1]
-        patches = [(row + below, column + beside) for below in (0, 1) for beside in (0, 1)]
-        named.update(zip(patches, words, strict=True))
-
-    for thing in scene.things:
-        name(thing.cell, (thing.color, thing.shape, thing.shape, _quarter(thing.cell)))
+    words: dict[Cell, Sequence[str]] = {
+        thing.cell: (thing.color, thing.shape, thing.shape, _quarter(thing.cell))
+        for thing in scene.things
+    }
     figure, text = scene.figure, scene.text
     if figure is not None:
         word = WORLD["lights"][figure.name] if figure.kind == "light" else figure.name
-        name(figure.cell, [word] * 4)
-        name((figure.cell[0] + 1, figure.cell[1]), [word] * 4)
+        row, column = figure.cell
+        words |= dict.fromkeys(((row, column), (row + 1, column)), [word] * 4)
+    for (row, column), of_cell in words.items():
+        patches = itertools.product((2 * row, 2 * row + 1), (2 * column, 2 * column + 1))
+        named.update(zip(patches, of_cell, strict=True))
     if text is not None:
         for column in range(text.start, text.start + len(text.letters)):
             named |= {(2 * text.row + half, column): text.value for half in (0, 1)}
@@ -214,8 +214,7 @@ def facts(scene: Scene) -> Iterator[PictureFact]:
     phrases = Counter(thing.phrase for thing in things)
     absent = [
         f"{color} {shape}"
-        for color in WORLD["colors"]
-        for shape in WORLD["shapes"]
+        for color, shape in itertools.product(WORLD["colors"], WORLD["shapes"])
         if f"{color} {shape}" not in phrases and (color in colors or shape in shapes)
     ]
     for thing in things:
@@ -262,7 +261,7 @@ def _quarter(cell: Cell) -> str:
 def _relation(cell: Cell, other: Cell) -> str | None:
     """Return where a cell is, seen from another; None if they share neither row nor column."""
     (row, column), (other_row, other_column) = cell, other
-    if cell == other or (row != other_row and column != other_column):
+    if (row == other_row) == (column == other_column):
         return None
     if row == other_row:
         return "left" if column < other_column else "right"
