@@ -124,7 +124,8 @@ def page(card: Mapping[str, Any], world: str) -> str:
     columns = (*(card[f"accuracy{key}"] for key in ("", "_dropped", "_silent")), chance)
     means = [fmean(column.values()) for column in columns]
     words = {"card": card, "training": card["training"], "world": world, "chance": chance}
-    return template.render(words, option=_option(card["name"]), means=means)
+    page: str = template.render(words, option=_option(card["name"]), means=means)
+    return page
 
 
 def _measured(
