@@ -313,38 +313,22 @@ def calibrated(gammas: Sequence[float]) -> dict[str, Any]:
 
 def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Record:
     """A record of several layers with skewed loads, seeded by the cell's own identity."""
-    rng, method = random.Random(of.digest), of.method
-    budget, top_k = method.setting("budget"), max(1, experts // 8)
-    gamma = 8.0 if method.uniform_gamma is None else method.uniform_gamma
-    gammas = [gamma if budget is None else 2 - 3 * budget + number / 4 for number in range(depth)]
+    rng, gamma, top_k = random.Random(of.digest), of.method.uniform_gamma, max(1, experts // 8)
     layers = []
-    for number, of_layer in enumerate(gammas):
+    for number in range(depth):
         before = [int(200 * top_k * math.exp(rng.gauss(0, 0.9))) + 1 for _ in range(experts)]
-        most = math.ceil(of_layer * sum(before) / experts)
+        most = math.ceil(gamma * sum(before) / experts) if gamma else max(before)
         after = [min(n, most) for n in before]
-        if method.name in ("expanded_drop", "token_reroute"):
-            after = [(n + most) // 2 for n in after]
-        scores = [0.5**rank for rank in range(experts)] if method.is_stock else None
-        chosen = {} if budget is None else {"gamma": of_layer}
+        scores = [0.5**rank for rank in range(experts)] if of.method.is_stock else None
         name = f"model.layers.{number}.mlp"
-        layers.append(layer(before, after, top_k=top_k, scores=scores, name=name, **chosen))
+        layers.append(layer(before, after, top_k=top_k, scores=scores, name=name))
     drop = sum(part["drop_rate"] for part in layers) / depth
-    value = max(0.25, 0.9 - drop / 4 + rng.gauss(0, 0.004))
-    peak = min(gamma, 4.0) if method.granularity == "expert" else 0.6 * gamma + 1.5
-    found = record(
-        of,
-        root,
-        [int(rng.random() < value) for _ in range(400)],
-        layers=layers,
-        value=value,
-        stderr=0.02,
-        load={"drop_rate": drop, **dict.fromkeys(_PEAKS, peak)},
-        **({} if budget is None else {"calibration": calibrated(gammas)}),
-    )
+    value = 0.9 - drop / 4
+    correct = [int(rng.random() < value) for _ in range(400)]
+    peaks = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
+    load = {"drop_rate": drop, **dict.fromkeys(peaks, gamma or 4.0)}
+    found = record(of, root, correct, layers=layers, value=value, stderr=0.02, load=load)
     return of_images(found) if of.task.images else found
-
-
-_PEAKS = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
 
 
 def odd_cell(model: str = "<img src=x onerror=alert(1)>&amp;", task: str = "piqa") -> Cell:

@@ -106,36 +106,30 @@ def again(cell: Cell, directory: Path | None = None) -> Cell:
 @pytest.mark.parametrize(
     "words",
     [
-        ["model=zoo_olmoe", "method=baseline", "tasks=piqa"],
-        ["model=zoo_mixtral", "method=score", "gamma=inf", "tasks=gsm8k", "limit=40"],
-        ["model=olmoe", "method=random", "seed=2", "tasks=mmlu", "dtype=float16"],
-        ["model=zoo_olmoe", "method=expert_drop", "tasks=zero_shot_mix", "shuffle=1"],
-        ["model=deepseek_v2_lite", "method=device_drop", "tasks=longicl_1", "eval_seed=1"],
-        ["model=deepseek_v2_lite", "tasks=longicl_2", "tasks.longicl_2.batch_size=4"],
-        ["model=zoo_olmoe", "tasks=obqa", "tasks.obqa.fewshot=3", "batch_size=1"],
-        ["model=zoo_olmoe", "tasks=obqa", "data.root=miniworld", "model.max_length=64"],
-        ["model=zoo_llava_olmoe", "tasks=easy_vqa", "modality=text_first"],
-        ["tasks=mts_dialog"],
-        [
-            *("tasks=mts_dialog", "tasks.mts_dialog.metric=bertscore_f1"),
-            *("tasks.mts_dialog.encoder=roberta-large", "tasks.mts_dialog.layer=17"),
-        ],
-        ["model=zoo_llava_olmoe", "tasks=easy_vqa", "tasks.easy_vqa.data_root=null"],
-        ["model=zoo_llava_olmoe", "tasks=mme", "tasks.mme.dataset=lmms-lab-encoder/MME"],
-        ["model=zoo_olmoe", "tasks=rte", "data.root=null", "model.revision='1e5'"],
-        ["model=tiny_olmoe", "method=token_reroute", "gamma=0", "rounds=2", "tasks=rte"],
-        ["model=zoo_olmoe", "tasks=obqa", "backend=vllm", "max_num_batched_tokens=64"],
-        [
-            *("model=zoo_olmoe", "tasks=piqa", "method=expanded_drop", "gamma=1.37", "ep_size=2"),
-            *("candidates=ranked", "m=3", "protect_topk=true", "max_k=true", "scope=sequence"),
-            *("count_padding=true", "rounding=floor"),
-        ],
-        ["model=zoo_olmoe", "method=expanded_drop", "gamma=1.0", "ep_size=1", "scope=sequence"],
-        ["model=zoo_olmoe", "apply_chat_template=true", "system_instruction='Be brief.'"],
+        "model=zoo_olmoe method=baseline tasks=piqa",
+        "model=zoo_mixtral method=score gamma=inf tasks=gsm8k limit=40",
+        "model=olmoe method=random seed=2 tasks=mmlu dtype=float16",
+        "model=zoo_olmoe method=expert_drop tasks=zero_shot_mix shuffle=1",
+        "model=deepseek_v2_lite method=device_drop tasks=longicl_1 eval_seed=1",
+        "model=deepseek_v2_lite tasks=longicl_2 tasks.longicl_2.batch_size=4",
+        "model=zoo_olmoe tasks=obqa tasks.obqa.fewshot=3 batch_size=1",
+        "model=zoo_olmoe tasks=obqa data.root=miniworld model.max_length=64",
+        "model=zoo_llava_olmoe tasks=easy_vqa modality=text_first",
+        "tasks=mts_dialog",
+        "tasks=mts_dialog tasks.mts_dialog={metric:bertscore_f1,encoder:roberta-large,layer:17}",
+        "model=zoo_llava_olmoe tasks=easy_vqa tasks.easy_vqa.data_root=null",
+        "model=zoo_llava_olmoe tasks=mme tasks.mme.dataset=lmms-lab-encoder/MME",
+        "model=zoo_olmoe tasks=rte data.root=null model.revision='1e5'",
+        "model=tiny_olmoe method=token_reroute gamma=0 rounds=2 tasks=rte",
+        "model=zoo_olmoe tasks=obqa backend=vllm max_num_batched_tokens=64",
+        "tasks=piqa method=expanded_drop gamma=1.37 ep_size=2 candidates=ranked m=3 max_k=true "
+        "protect_topk=true scope=sequence count_padding=true rounding=floor",
+        "model=zoo_olmoe method=expanded_drop gamma=1.0 ep_size=1 scope=sequence",
+        "model=zoo_olmoe apply_chat_template=true system_instruction='Be_brief.'",
     ],
 )
-def test_it_names_the_cell(words: list[str]) -> None:
-    cell = planned(*words)[0].cell
+def test_it_names_the_cell(words: str) -> None:
+    cell = planned(*words.split())[0].cell
     assert again(cell) == cell
 
 

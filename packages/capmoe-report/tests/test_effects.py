@@ -10,21 +10,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 from capmoe_eval.experiment.names import family
-from capmoe_eval.paper.pairing import Floats, Paired, shares
+from capmoe_eval.paper.pairing import Paired, shares
 from capmoe_eval.paper.statistics import mcnemar
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.nightly import nightly_but
-from tests.paper.test_statistics import SCORES
+from tests.paper.test_statistics import SCORES, paired
 
 from capmoe_report.contrasts import judge_contrasts, read_contrasts
 from capmoe_report.effects import by_family, pooled
 
 Models = dict[str, dict[str, Paired]]
-
-
-def difference(values: Sequence[float] | Floats, documents: str = "d") -> Paired:
-    return Paired((("t", documents),), np.asarray(values, np.float64), np.zeros(len(values)))
 
 
 def naive_effect(models: Models) -> float:
@@ -44,7 +40,7 @@ MODELS = st.dictionaries(
     st.sampled_from(["a", "a_s1", "a_s2", "b", "b_s1", "c"]),
     st.dictionaries(
         st.sampled_from(["t", "u", "v"]),
-        st.lists(SCORES, min_size=1, max_size=4).map(difference),
+        st.lists(SCORES, min_size=1, max_size=4).map(paired),
         min_size=1,
     ),
     min_size=1,
@@ -73,7 +69,7 @@ def test_the_error_over_documents_is_that_of_their_means() -> None:
     """Two families answer the same task, and one a second: a document counts by all its answers."""
     rng = np.random.default_rng(4)
     first, second, other = (rng.choice([-1.0, 0.0, 1.0], size) for size in (40, 40, 25))
-    models = {"a": {"t": difference(first), "u": difference(other)}, "b": {"t": difference(second)}}
+    models = {"a": {"t": paired(first), "u": paired(other)}, "b": {"t": paired(second)}}
     on_both = first / 4 + second / 2
     expected = 100 * math.sqrt(on_both.var() / 40 + (other / 4).var() / 25)
     effect = pooled(models)
@@ -87,7 +83,7 @@ def test_the_error_over_documents_is_that_of_their_means() -> None:
 @example(0, 2)
 @settings(deadline=None)
 def test_p_of_one_task_is_mcnemars_but_for_the_normal_curve(gained: int, lost: int) -> None:
-    effect = pooled({"a": {"t": difference([1.0] * gained + [-1.0] * lost + [0.0] * 140)}})
+    effect = pooled({"a": {"t": paired([1.0] * gained + [-1.0] * lost + [0.0] * 140)}})
     assert effect.points is not None
     # The correction leaves 0.0205 to the exact test at two against none, elsewhere half as much.
     assert effect.p(effect.points) == pytest.approx(mcnemar(gained, lost), abs=0.021)
@@ -95,7 +91,7 @@ def test_p_of_one_task_is_mcnemars_but_for_the_normal_curve(gained: int, lost: i
 
 def test_less_than_one_documents_worth_decides_nothing() -> None:
     """Every document but one is answered alike, by each of three families."""
-    models = {name: {"t": difference([-1.0] + [0.0] * 9999)} for name in "abc"}
+    models = {name: {"t": paired([-1.0] + [0.0] * 9999)} for name in "abc"}
     effect = pooled(models)
     assert effect.p(effect.worth) == 1.0
     assert effect.p(effect.worth, wide=True) == 1.0
@@ -105,7 +101,7 @@ def test_less_than_one_documents_worth_decides_nothing() -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_p_is_that_of_the_interval_that_reaches_the_bound(wide: bool) -> None:
     rng = np.random.default_rng(6)
-    effect = pooled({n: {"t": difference(rng.normal(0.05, 0.3, 20_000))} for n in "abc"})
+    effect = pooled({n: {"t": paired(rng.normal(0.05, 0.3, 20_000))} for n in "abc"})
     low, high = effect.interval(wide=wide)
     # The variance around the bound adds 1/20,000 of its square.
     assert effect.p((high - low) / 2 + effect.worth, wide=wide) == pytest.approx(0.05, abs=1e-4)
@@ -114,7 +110,7 @@ def test_p_is_that_of_the_interval_that_reaches_the_bound(wide: bool) -> None:
 @pytest.mark.parametrize("level", [0.05, 0.05 / 11])
 def test_four_of_five_studies_decide_the_detectable_distance(level: float) -> None:
     rng = np.random.default_rng(7)
-    study = pooled({"a": {"t": difference(rng.normal(0.0, 0.3, 20_000))}})
+    study = pooled({"a": {"t": paired(rng.normal(0.0, 0.3, 20_000))}})
     truths = study.detectable(level) + study.error * rng.standard_normal(2000)
     decided = [study.p(truth) < level for truth in truths]
     assert np.mean(decided) == pytest.approx(0.8, abs=0.03)
@@ -125,7 +121,7 @@ def test_what_a_contrast_could_decide_is_corrected_as_its_p(planned: int, level:
     """A distance that only an uncorrected test decides was printed beside a corrected verdict."""
     side, other = {"method": "score", "gamma": 1.5}, {"method": "baseline"}
     (row,) = read_contrasts([{"a": side, "b": other, "expect": {"at_least": "-comparable"}}])
-    study = pooled({"a": {"t": difference(np.random.default_rng(8).normal(0, 0.3, 20_000))}})
+    study = pooled({"a": {"t": paired(np.random.default_rng(8).normal(0, 0.3, 20_000))}})
     (finding,) = judge_contrasts([row], [study], planned=planned)
     assert finding.detectable == study.detectable(level)
 
@@ -146,7 +142,7 @@ def replications(seeds: Sequence[int], family_sd: float, shared_sd: float) -> It
                 shift = of_family + rng.normal(0, 0.5)
                 noise = 9.0 if number % 2 else 3.0
                 models[f"m{number}_s{seed}"] = {
-                    task: difference(shift + shared + rng.normal(0, noise, 60))
+                    task: paired(shift + shared + rng.normal(0, noise, 60))
                     for task, shared in zip("tu", documents, strict=True)
                 }
         yield models
