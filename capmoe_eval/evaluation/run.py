@@ -674,29 +674,22 @@ def _check_layers(asks_hub: bool) -> Callable[[CellPlan], None]:
     return check
 
 
-def idle_settings(words: Sequence[str], plans: Sequence[CellPlan]) -> Iterator[str]:
-    """Yield a line for each setting of the words that changes nothing on these models or tasks."""
-    for knob, value, has_effect, why in (
-        ("renormalize", "after", _normalises, "these routers do not normalise their weights"),
-        ("decode", "constrained", _generates, "these tasks generate nothing"),
-    ):
-        under = [plan for plan in plans if plan.cell.method.setting(knob) == value]
-        if under and any(word.startswith(f"{knob}=") for word in words):
-            with suppress(UsageError):  # a run says it
-                if not any(map(has_effect, with_documents(under))):
-                    yield f"{knob}={value}: has no effect on these cells ({why})"
+def idle(plan: CellPlan, knob: str) -> str | None:
+    """Return why a knob's value changes nothing on a cell's model or task; None if it does."""
+    method = plan.cell.method
+    with suppress(UsageError):  # a run says it
+        if knob == "renormalize" and method.setting(knob) == "after":
+            from capmoe_eval.evaluation.loading import model_config
 
-
-def _normalises(plan: CellPlan) -> bool:
-    from capmoe_eval.evaluation.loading import model_config
-
-    text = model_config(plan.cell.model, asks_hub=False).get_text_config()
-    return getattr(text, "norm_topk_prob", True) is not False
-
-
-def _generates(plan: CellPlan) -> bool:
-    parts = task_library([plan]).parts(plan.cell.task, plan.source).values()
-    return any(part.OUTPUT_TYPE == "generate_until" for part in parts)
+            text = model_config(plan.cell.model, asks_hub=False).get_text_config()
+            if getattr(text, "norm_topk_prob", True) is False:
+                return "these routers do not normalise their weights"
+        if knob == "decode" and method.setting(knob) == "constrained":
+            (plan,) = with_documents([plan])
+            parts = task_library([plan]).parts(plan.cell.task, plan.source).values()
+            if all(part.OUTPUT_TYPE != "generate_until" for part in parts):
+                return "these tasks generate nothing"
+    return None
 
 
 def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> Iterator[str]:

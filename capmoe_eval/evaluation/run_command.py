@@ -31,9 +31,9 @@ from capmoe_eval.experiment.configuration import (
     CellPlan,
     check_overrides,
     expand_parts,
-    knobs_without_effect,
     model_notes,
     plans_at,
+    settings_without_effect,
 )
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.processes import process_rank
@@ -118,10 +118,9 @@ def evaluate(jobs: Iterable[tuple[Sequence[str], DictConfig]], words: Sequence[s
         points += expanded
     # lm-eval's progress bars would disturb our display; tqdm reads this when it is first imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from capmoe_eval.evaluation.run import idle_settings
+    from capmoe_eval.evaluation.run import idle
 
-    idle = idle_settings(words, [*cells.values()])
-    for line in (*knobs_without_effect(words, points), *idle):
+    for line in settings_without_effect(words, points, idle):
         print_warning(line)
     if config.plan or any(point["plan"] for point in points):
         from capmoe_eval.evaluation.forecast import forecast

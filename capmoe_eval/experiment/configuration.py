@@ -239,18 +239,26 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
         )
 
 
-def knobs_without_effect(words: Sequence[str], points: Sequence[Any]) -> Iterator[str]:
-    """Yield a line for each word, ``knob=value``, that changes no cell of points of a grid.
+def settings_without_effect(
+    words: Sequence[str],
+    points: Sequence[Any],
+    idle: Callable[[CellPlan, str], str | None] = lambda *_: None,
+) -> Iterator[str]:
+    """Yield a line for each word, ``key=value``, that changes no cell of points of a grid.
 
     A word that sets the default changes nothing and gets no line, unless no method has the
     knob. A further line names an ``ep_size`` at which a method with a capacity is the baseline.
+    ``idle`` returns why a key changes nothing on the model and task of a cell, or None.
     """
 
-    def cells(point: Mapping[str, Any], **changes: object) -> set[str] | None:
-        try:
-            return {plan.cell.digest for plan in plans_at([{**point, **changes}])}
-        except UsageError:  # the other value cannot be
-            return None
+    def reasons(key: str, pairs: Iterable[tuple[Any, object]], why: str) -> Iterator[str | None]:
+        for point, other in pairs:
+            try:
+                same = {plan.cell.digest for plan in plans_at([{**point, key: other}])}
+            except UsageError:  # the other value cannot be
+                same = set()
+            for plan in plans_at([point]):
+                yield why if plan.cell.digest in same else idle(plan, key)
 
     methods = [point["method"] for point in points]
     effects = {**{name: ((knob.default,), knob.help) for name, knob in knobs().items()}, **_EFFECTS}
@@ -262,8 +270,11 @@ def knobs_without_effect(words: Sequence[str], points: Sequence[Any]) -> Iterato
         if line := without_effect(key, methods):
             if word != "gamma=inf":  # the baseline, as which it computes
                 yield f"{word}: {line}"
-        elif pairs and all(cells(p) == cells(p, **{key: other}) for p, other in pairs):
-            yield f"{word}: has no effect on these cells ({why})"
+        elif pairs and all(reasons(key, pairs, why)):
+            values = ",".join(dict.fromkeys(shown(p[key]) for p, _ in pairs))
+            texts = set(filter(None, reasons(key, pairs, why)))
+            text = ", ".join(sorted(texts - {why})) or why
+            yield f"{key}={values}: has no effect on these cells ({text})"
     yield from dict.fromkeys(
         f"ep_size={p['ep_size']}: method={p['method']} gamma={p['gamma']} is the baseline: the "
         "capacity of a device has room for all pairs where gamma is not below ep_size"
