@@ -36,6 +36,10 @@ class NoModelError(UsageError):
     """A profile has no model for what is asked."""
 
 
+class LeftOutWarning(UserWarning):
+    """A record cannot be read, and a command goes on without it; it prints the line alone."""
+
+
 class EnforcementError(RuntimeError):
     """An invariant of the suite was broken; the numbers of the run must not be used."""
 

@@ -18,14 +18,16 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from capmoe_eval.errors import (
     DISK_ERRORS,
     EnforcementError,
+    LeftOutWarning,
     UnwritableError,
     UsageError,
     bad_choice,
@@ -223,15 +225,23 @@ def _written(error: Exception) -> str:
 
 @contextmanager
 def _prepared() -> Iterator[None]:
-    """Make standard input empty, and have parsers of libraries (lm-eval) refuse in one line."""
-    stdin, error = sys.stdin, argparse.ArgumentParser.error
+    """Make standard input empty, and have warnings and parsers of libraries say one line."""
+    stdin, error, show = sys.stdin, argparse.ArgumentParser.error, warnings.showwarning
+
+    def show_line(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if issubclass(category, LeftOutWarning):
+            print(message, file=sys.stderr)
+        else:
+            show(message, category, *where)
+
     with Path(os.devnull).open() as nothing:
         sys.stdin = nothing
+        warnings.showwarning = show_line  # type: ignore[assignment]
         argparse.ArgumentParser.error = refuse  # type: ignore[assignment,method-assign]
         try:
             yield
         finally:
-            sys.stdin = stdin
+            sys.stdin, warnings.showwarning = stdin, show
             argparse.ArgumentParser.error = error  # type: ignore[method-assign]
 
 
@@ -289,11 +299,10 @@ def _hydra_line(error: Exception) -> str | None:
         if group == "hydra":
             group, _, option = missing.rpartition("/")
         launcher = option.partition("_")[0]
-        extra = {"submitit": "slurm", "joblib": "joblib"}.get(launcher)
-        if group == "hydra/launcher" and extra:
+        if group == "hydra/launcher" and launcher in _LAUNCHERS:
             return (
                 f"{group}={option}: needs hydra-{launcher}-launcher, which is not installed; "
-                f"pip install 'capmoe-eval[{extra}]'"
+                f"pip install {_LAUNCHERS[launcher]}"
             )
         choices = error.options or options(group)  # Hydra gives no options for one of several
         if not group or not choices:
@@ -308,6 +317,13 @@ def _hydra_line(error: Exception) -> str | None:
     return None
 
 
+_LAUNCHERS: Final = {
+    "joblib": "'capmoe-eval[joblib]'",
+    "ray": "hydra-ray-launcher",
+    "rq": "hydra-rq-launcher",
+    "submitit": "'capmoe-eval[slurm]'",
+}
+"""The words after ``pip install`` for Hydra's launchers."""
 _OTHERS: Final = {
     "model": "; for a checkpoint: model=custom model.name=NAME model.pretrained=PATH",
     "tasks": "; tasks=FILE.yaml is a task of your own, and capmoe-eval lm-eval has lm-eval's",

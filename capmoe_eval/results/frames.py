@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic_core import from_json
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import LeftOutWarning, UsageError
 from capmoe_eval.experiment.cell import CELL_FIELDS, OMITTED, ModelId, TaskId
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.experiment.files import whole_file
@@ -139,7 +139,7 @@ def _whole(*roots: Path) -> list[Record]:
     broken: list[str] = []
     records = [record for root in roots for record in read_results(root, broken)]
     for line in dict.fromkeys(broken):
-        warnings.warn(f"left out: {line}", stacklevel=3)
+        warnings.warn(f"left out: {line}", LeftOutWarning, stacklevel=3)
     if not records:
         absent = [str(root) for root in roots if not root.is_dir()]
         wrong = "no such directory" if absent else "has no whole record"

@@ -194,9 +194,12 @@ def test_of_a_directory_the_tasks_are_drawn_that_show_most_results(shell: Shell)
         of_mine(root, "method=score", f"gamma={gamma}", "tasks=[obqa,piqa]")
     of_mine(root, "method=score", "gamma=2.0", "tasks=obqa")
     of_mine(root, "method=baseline", "tasks=[obqa,rte]")
+    (damaged := root / "mine/obqa/damaged.json").write_text("{")
     status, _, errors = shell("figure", "mine", "--formats=")
     assert status == 0
     assert pd.read_csv("reports/mine/figures/sweep.csv")["gamma"].tolist() == [0.5, 1.0, 1.5]
+    assert errors.startswith(f"left out: {damaged}: not a whole record")
+    assert "UserWarning" not in errors
     assert "sweep: Left out of mine, as few settings have them: rte." in errors
     assert (
         "sweep: No mean over tasks of Baseline of mine, Token Drop of mine at γ=2: piqa" in errors

@@ -176,8 +176,13 @@ def test_a_directory_of_any_records_is_a_table(shell: Shell) -> None:
             record_of(
                 method, list(map(float, correct)), task=task, root=Path("sweeps/mine")
             ).write()
-    status, out, _ = shell("table", "sweeps/mine")
+    damaged = Path("sweeps/mine/mine/obqa/damaged.json")
+    damaged.parent.mkdir(parents=True, exist_ok=True)
+    damaged.write_text("{")
+    status, out, err = shell("table", "sweeps/mine")
     assert status == 0
+    assert err.startswith(f"left out: {damaged}: not a whole record")
+    assert err.count("\n") == 1
     assert "granularity=device" in out
     assert "Missing cells" not in out
     table = pd.read_csv("reports/mine/sweep.csv", keep_default_na=False, na_values=[""])
