@@ -153,13 +153,11 @@ class WorkloadLayout(PaperTable):
     decimals: int = 2
 
 
-_KINDS: TypeAlias = Layout | WorkloadLayout | PaperTable
+_Tables: TypeAlias = tuple[Layout | WorkloadLayout | PaperTable, ...]
 _VERSIONS: Final = ("v2", "v1", "ours")
 TABLES: Final = tuple(
     sorted(
-        read_data(
-            __package__, "data/layouts.yaml", tuple[Layout | WorkloadLayout | PaperTable, ...]
-        ),
+        read_data(__package__, "data/layouts.yaml", _Tables),
         key=lambda layout: (_VERSIONS.index(layout.version), layout.number),
     )
 )

@@ -6,9 +6,10 @@ settings that happens to lie in the results directory is not mixed in. Needs no 
 
 from __future__ import annotations
 
-import functools
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from capmoe_eval.report.tables.filled import (
     measured_table,
     published_table,
 )
-from capmoe_eval.report.tables.formats import to_markdown, write
+from capmoe_eval.report.tables.table import to_markdown, write
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,60 +59,65 @@ def main(words: Sequence[str] | None = None) -> None:
     report_options(parser)
     arguments = parser.parse_intermixed_args(words)
 
-    def render(key: str, version: str | None) -> None:
-        if version:
-            table = published_table(key, version)
-        else:
-            try:
-                table = measured_table(key, arguments.overrides, arguments.bench)
-            except NoModelError as error:
-                if arguments.name != ALL:
-                    raise
-                print(f"{key}: {error}")
-                return
-            _refuse_nothing(table, arguments.out / table.attrs["folder"])
-        paths = save(table)
+    def render(key: str, fill: Callable[[], pd.DataFrame]) -> None:
+        try:
+            table = fill()
+        except NoModelError as error:
+            if arguments.name != ALL:
+                raise
+            print(f"{key}: {error}")
+            return
+        folder = arguments.out / table.attrs["folder"]
+        _refuse_nothing(table, folder)
+        with writing("--out", arguments.out):
+            paths = write(table, folder)
         if arguments.name == ALL:
             print(f"{_summary(table)}: {paths[0]}")
         else:
-            show(table, paths)
+            print(to_markdown(table))
+            print("written: " + ", ".join(map(str, paths)))
 
-    def save(table: pd.DataFrame) -> list[Path]:
-        with writing("--out", arguments.out):
-            return write(table, arguments.out / table.attrs["folder"])
+    # One table that cannot be rendered takes no other with it.
+    sys.exit(run_command(lambda: run_all(partial(render, *each) for each in _asked(arguments))))
 
-    def show(table: pd.DataFrame, paths: Sequence[Path]) -> None:
-        print(to_markdown(table))
-        print("written: " + ", ".join(map(str, paths)))
 
-    def render_sweep(root: Path) -> int:
-        if arguments.published or arguments.overrides:
+def _asked(arguments: argparse.Namespace) -> list[tuple[str, Callable[[], pd.DataFrame]]]:
+    """Return the names of the tables asked for, and what fills them; mistakes are UsageErrors."""
+    name, published, overrides = arguments.name, arguments.published, arguments.overrides
+    keys = [layout.key for layout in TABLES]
+    if name not in (ALL, *keys) and (root := named_directory(name)):
+        if published or overrides:
             raise UsageError(
-                f"{arguments.name}: all records of a directory are shown; leave out "
-                f"{' '.join(arguments.overrides) or '--published'}"
+                f"{name}: all records of a directory are shown; leave out "
+                f"{' '.join(overrides) or '--published'}"
             )
         from capmoe_eval.report.tables.sweep import sweep_table  # numpy takes its time
 
-        table = sweep_table(root)
-        show(table, save(table))
-        return 0
-
-    def render_all() -> int:
-        keys = [layout.key for layout in TABLES]
-        if arguments.name not in (ALL, *keys) and (root := named_directory(arguments.name)):
-            return render_sweep(root)
-        # One table that cannot be rendered takes no other with it.
-        check_writable("--out", arguments.out)
-        named = any(word.lstrip("+").startswith("results_dir=") for word in arguments.overrides)
-        if named and not arguments.published:
-            results = Path(str(composed(arguments.overrides).results_dir)).expanduser()
-            if not any(place.is_dir() for place in directories(results)):
-                line = f"results_dir={results}: no such directory; name one that has records"
-                raise UsageError(line)
-        names = _wanted(arguments.name, arguments.published)
-        return run_all([functools.partial(render, *table) for table in names])
-
-    sys.exit(run_command(render_all))
+        return [(name, partial(sweep_table, root))]
+    check_writable("--out", arguments.out)
+    if published is not None:
+        if published not in (*VERSIONS, ALL):
+            raise bad_choice("--published", published, (*VERSIONS, ALL))
+        printed = [
+            (layout.name, layout.version)
+            for layout in PAPER_TABLES
+            if name in (layout.name, ALL) and published in (layout.version, ALL)
+        ]  # of another name or version the filling is refused
+        printed = printed or [(name, published)]
+        return [(key, partial(published_table, key, of)) for key, of in printed]
+    if any(word.lstrip("+").startswith("results_dir=") for word in overrides):
+        results = Path(str(composed(overrides).results_dir)).expanduser()
+        if not any(place.is_dir() for place in directories(results)):
+            line = f"results_dir={results}: no such directory; name one that has records"
+            raise UsageError(line)
+    if name == ALL:
+        beside = load_entry_points(ENTRY_POINTS)
+        absent = {table.key for table in TABLES if isinstance(table, WorkloadLayout)} - {*beside}
+        keys = [key for key in keys if key not in absent]
+    return [
+        (key, partial(measured_table, key, overrides, arguments.bench))
+        for key in (keys if name == ALL else [name])
+    ]
 
 
 def _refuse_nothing(table: pd.DataFrame, folder: Path) -> None:
@@ -126,27 +132,6 @@ def _refuse_nothing(table: pd.DataFrame, folder: Path) -> None:
             f"{path}: has entries, and no record of {table.attrs['name']} is finished now; choose "
             "another results_dir=DIR or --out=DIR, or delete the table"
         )
-
-
-def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
-    """Return the tables asked for: measured ones by key, published ones by name and version."""
-    if published is None:
-        if name != ALL:
-            return [(name, None)]
-        beside = load_entry_points(ENTRY_POINTS)
-        return [
-            (layout.key, None)
-            for layout in TABLES
-            if not isinstance(layout, WorkloadLayout) or layout.key in beside
-        ]
-    if published not in (*VERSIONS, ALL):
-        raise bad_choice("--published", published, (*VERSIONS, ALL))
-    names: list[tuple[str, str | None]] = [
-        (layout.name, layout.version)
-        for layout in PAPER_TABLES
-        if name in (layout.name, ALL) and published in (layout.version, ALL)
-    ]
-    return names or [(name, published)]  # which is refused when it is rendered
 
 
 def _summary(table: pd.DataFrame) -> str:

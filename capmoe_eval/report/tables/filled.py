@@ -1,13 +1,16 @@
-"""The tables, filled with this suite's own results or as they were published."""
+"""The tables, filled with this suite's own results or as they were published.
+
+Those of scores are filled by :mod:`capmoe_eval.report.tables.fill`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,7 +20,8 @@ from capmoe_eval.experiment.commands import as_evaluated, other_sources, sweeps
 from capmoe_eval.experiment.composition import load_option, options
 from capmoe_eval.experiment.configuration import CellPlan, finished, planned, profile_name
 from capmoe_eval.experiment.datasource import DIRECTORY, HUB, is_embedded
-from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix
+from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix, method_title
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import read_results, record_places
 from capmoe_eval.paper.layout import (
     ALL_TASKS,
@@ -31,21 +35,14 @@ from capmoe_eval.paper.layout import (
     find_layout,
     printed_layout,
 )
+from capmoe_eval.paper.printed import find_rows
 from capmoe_eval.report.tables.fill import printed_table, table
-from capmoe_eval.report.tables.others import (
-    QUERIES,
-    printed_words,
-    printed_workloads,
-    query_table,
-    settings_table,
-)
+from capmoe_eval.report.tables.table import as_table
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from capmoe_eval.experiment.record import Record
 
 ENTRY_POINTS: Final = "capmoe_eval.tables"
 """The group of entry points of packages that fill tables of timings, by the tables' names; each is
@@ -53,6 +50,10 @@ a function of the layout and the directory of the benchmarks."""
 GRIDS = ("grid.", "parts.")
 """Overrides of an experiment, which say nothing to a single cell."""
 VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
+QUERIES: Final = "table4"
+"""The experiment whose records without a limit count the tokens of Table 8's queries."""
+METRICS: Final = {"acc": "Accuracy", "acc_norm": "Accuracy (Norm)", "exact_match": "Exact Match"}
+"""The metrics of Table 5 by their names in ``conf/tasks/``."""
 _ADDED: Final = "†: added by the command line; the paper's table has no such row."
 
 
@@ -266,3 +267,100 @@ def published_table(name: str, version: str = "v2") -> pd.DataFrame:
     notes = [note, *printed.attrs["notes"]]
     printed.attrs |= {"name": f"{name}_published_{version}", "folder": "published", "notes": notes}
     return printed
+
+
+def printed_words(layout: PaperTable) -> pd.DataFrame:
+    """Return a table of texts as the paper prints it."""
+    (heading, *columns), *lines = layout.words
+    rows = {label: [{"text": text} for text in texts] for label, *texts in lines}
+    return as_table(layout, [heading], _cells(heading, rows, columns))
+
+
+def settings_table(layout: PaperTable) -> pd.DataFrame:
+    """Return a table of settings, ours before the paper's.
+
+    Ours are ``fewshot``, ``metric`` and ``filter`` of each task in ``conf/tasks/``.
+    """
+    notes, rows = [], {}
+    tasks = {column.heading: column.task for column in ALL_TASKS}
+    (heading, *_), *lines = layout.words
+    for label, *printed in lines:
+        settings = load_option("tasks", tasks[label])[tasks[label]]
+        shots = "lm-eval's" if settings["fewshot"] is None else str(settings["fewshot"])
+        stated = [shots, METRICS.get(settings["metric"], settings["metric"])]
+        texts = [*stated, "–" if settings["filter"] == "none" else settings["filter"], *printed]
+        if stated != printed:
+            theirs = ", ".join(printed)
+            notes.append(f"{label} differs: ours {', '.join(stated)}; paper {theirs}.")
+        rows[label] = [{"text": text} for text in texts]
+    notes = notes or ["All settings are the paper's. It names no filter of the answers."]
+    columns = ("Shots", "Metric", "Filter", "Shots (paper)", "Metric (paper)")
+    return as_table(layout, [heading], _cells(heading, rows, columns), notes)
+
+
+def query_table(layout: PaperTable, records: Iterable[Record], command: str) -> pd.DataFrame:
+    """Return the tokens of a query with an image, as records count them, beside the printed ones.
+
+    They are means over the queries of one model without a limit, without its answers; ``command``
+    computes it. A record that does not tell images and text apart is a UsageError.
+    """
+    record = next((record for record in records if record.cell.method.is_stock), None)
+    (heading, *_), *lines = layout.words
+    cells: list[list[dict[str, Any]]]
+    notes, commands = [], []
+    if record is None:
+        cells, commands = [[{}] * 2] * len(lines), [command]
+    elif record.load.modalities is None:
+        raise UsageError(f"{record.path}: does not tell images and text apart; run it again")
+    else:
+        by = {name: part.tokens / record.n for name, part in record.load.modalities.items()}
+        counts = by["image"], by["text"], by["image"] + by["text"]
+        numbers = [(count, 100 * count / counts[-1]) for count in counts]
+        cells = [[{"value": value, "records": (str(record.path),)} for value in p] for p in numbers]
+        notes = [f"{record.model}: the mean over {record.n:,} queries of {record.task}."]
+    both = zip(lines, cells, strict=True)
+    rows = {label: [*ours, {"text": printed}] for (label, *_, printed), ours in both}
+    columns = ("Token Count", "Share (%)", "Token Count (paper)")
+    return as_table(layout, [heading], _cells(heading, rows, columns), notes, commands=commands)
+
+
+def printed_workloads(layout: WorkloadLayout) -> pd.DataFrame:
+    """Return the same table as the paper prints it."""
+    row = [{"value": value} for value in printed_speedups(layout).values()]
+    return of_workloads(layout, {method_title(layout.method): row})
+
+
+def of_workloads(
+    layout: WorkloadLayout,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    notes: Sequence[str] = (),
+    kind: str = "",
+    commands: Sequence[str] = (),
+) -> pd.DataFrame:
+    """Return a table of speedups, a row for each of ``rows``, with its label."""
+    cells = _cells("Speedup of", rows, [*layout.workloads])
+    return as_table(layout, ["Speedup of"], cells, notes, layout.decimals, commands, kind=kind)
+
+
+def _cells(
+    heading: str, rows: Mapping[str, Sequence[Mapping[str, Any]]], columns: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the cells of rows by their label; no row is compared with another."""
+    for line, (label, cells) in enumerate(rows.items()):
+        for column, cell in zip(columns, cells, strict=True):
+            yield {"line": line, "block": line, heading: label, "column": column, **cell}
+
+
+def printed_speedups(layout: WorkloadLayout) -> dict[str, float]:
+    """Return the printed speedup of each workload of a table, by the workload as printed."""
+    rows = find_rows(
+        {
+            "version": layout.version,
+            "table": layout.number,
+            "model": layout.model,
+            "method": method_title(layout.method),
+            "gamma": layout.gamma,
+        }
+    )
+    printed = {row.variant: row.values["Speedup"] for row in rows}
+    return {place: printed[place] for place in layout.workloads.values()}

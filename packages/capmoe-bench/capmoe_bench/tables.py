@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.configuration import LEFT_OUT
 from capmoe_eval.paper.layout import WorkloadLayout
-from capmoe_eval.report.tables.others import of_workloads, printed_speedups
+from capmoe_eval.report.tables.filled import of_workloads, printed_speedups
 
 from capmoe_bench.timings import (
     EMULATED,

@@ -16,7 +16,7 @@ from capmoe_eval.paper.layout import LAYOUTS, PAPER_TABLES, Layout, ModelSlot, R
 from capmoe_eval.paper.printed import find_row
 from capmoe_eval.report.tables.fill import table
 from capmoe_eval.report.tables.filled import published_table
-from capmoe_eval.report.tables.formats import to_markdown
+from capmoe_eval.report.tables.table import to_markdown
 from capmoe_eval.results.frames import results_of
 from tests.records import result
 from tests.report.tables import cell, measured

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.paper.layout import PaperTable, find_layout
-from capmoe_eval.report.tables.formats import RENDERERS, to_latex, to_markdown
-from capmoe_eval.report.tables.table import as_table
+from capmoe_eval.report.tables.table import RENDERERS, as_table, to_latex, to_markdown
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUT = PaperTable("toy", "ours", 0, "R&D <toy>", "Accuracy (%) of a_model at γ = +∞ | 100 %.")
