@@ -36,6 +36,7 @@ from capmoe_eval.routing.registry import knobs
 from capmoe_eval.wrapper.checkpoint import check_tokenizer, load_checkpoint, one_line
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
+from capmoe_eval.wrapper.seam import Library
 from capmoe_eval.wrapper.session import chosen_method, routed
 
 Document: TypeAlias = tuple[str | None, int | None]
@@ -43,6 +44,26 @@ Document: TypeAlias = tuple[str | None, int | None]
 OnProgress: TypeAlias = Callable[[str, int, int], None]
 """Takes what is counted, such as ``requests``, how many are done, and of how many."""
 
+_HF = "lm_eval.models.huggingface"
+
+LM_EVAL: Final = Library(
+    ("lm-eval",),
+    ("0.4.13",),
+    (
+        # Of the methods that are replaced here, a renamed one would be called no more.
+        (_HF, "HFLM._create_model", ()),
+        (_HF, "HFLM._create_tokenizer", ("pretrained", "tokenizer")),
+        (_HF, "HFLM._loglikelihood_tokens", ("requests", "disable_tqdm", "override_bs")),
+        (_HF, "HFLM._model_call", ("inps", "attn_mask", "labels")),
+        # How it makes batches.
+        (_HF, "Collator.get_batched", ()),
+        # `tasks` replaces how a task is built, `evaluate` takes what a result file needs.
+        ("lm_eval.tasks._factory", "TaskFactory._load_full_config", ()),
+        ("lm_eval.evaluator_utils", "get_sample_size", ("task", "limit")),
+        ("lm_eval.utils", "handle_non_serializable", ()),
+    ),
+)
+"""What the suite takes from inside lm-eval."""
 _FEW_ROWS: Final = 16
 """Rows below which a processor may multiply matrices in another way than more, with other bits."""
 _REMEMBERED: Final = 2**18

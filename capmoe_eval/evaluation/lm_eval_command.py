@@ -80,8 +80,7 @@ def _run() -> None:
     from lm_eval.__main__ import HarnessCLI, setup_logging
     from lm_eval.config import evaluate_config
 
-    from capmoe_eval.evaluation import lm  # noqa: F401  # it registers both models
-    from capmoe_eval.evaluation.seam import LM_EVAL
+    from capmoe_eval.evaluation.lm import LM_EVAL  # a module that registers both models
     from capmoe_eval.evaluation.tasks import task_manager
 
     LM_EVAL.check()

@@ -19,8 +19,7 @@ from transformers import (
 )
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line
-from capmoe_eval.evaluation.lm import CapmoeLM, CapmoeMultimodalLM
-from capmoe_eval.evaluation.seam import LM_EVAL
+from capmoe_eval.evaluation.lm import LM_EVAL, CapmoeLM, CapmoeMultimodalLM
 from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
 from capmoe_eval.experiment.names import base_name
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line

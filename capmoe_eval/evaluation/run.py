@@ -51,7 +51,7 @@ from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.packs import record_bytes
 from capmoe_eval.experiment.processes import adopt_srun, of_submitit, process_count, process_rank
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.experiment.reservations import holder_of, release_all, reserve, reserved, tidy
+from capmoe_eval.experiment.reservations import holder_of, reserve, reserved, tidy
 from capmoe_eval.experiment.results import CALIBRATIONS, read_records, record_places
 from capmoe_eval.routing.registry import calibrations
 
@@ -416,7 +416,6 @@ def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
     try:
         yield
     finally:
-        release_all()
         tidy(folders)
 
 

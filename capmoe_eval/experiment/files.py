@@ -177,20 +177,17 @@ def check_file(field: str, path: Path) -> None:
         if _is_stream(path):
             return
         place = _place(path)
-    _check_directory(field, path, place.parent)
+    check_writable(field, path, place.parent)
 
 
-def check_writable(field: str, directory: Path) -> None:
+def check_writable(field: str, path: Path, directory: Path | None = None) -> None:
     """Refuse a directory in which nothing can be written; if it is missing, its nearest parent.
 
-    The directory is not made. A missing directory at the top of the machine is a typing error, such
-    as of the name of a mounted disk, unless it is itself the directory that is asked for. The
-    UsageError names ``field``, the setting.
+    The directory is ``path``, or that of the file ``path``. It is not made. A missing directory at
+    the top of the machine is a typing error, such as of the name of a mounted disk, unless it is
+    itself the directory that is asked for. The UsageError names ``field``, the setting.
     """
-    _check_directory(field, directory, directory)
-
-
-def _check_directory(field: str, path: Path, directory: Path) -> None:
+    directory = path if directory is None else directory
     with writing(field, path):
         missing = []
         for there in (directory, *directory.parents):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -40,15 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--unpack", action="store_true", help="give every record a file of its own again"
     )
-    parser.add_argument("--lm-eval", "--parquet", dest="export", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
 
     def command() -> int:
-        if options.export is not None:
-            raise UsageError(
-                "--lm-eval and --parquet: are of the command export; write capmoe-eval export "
-                "results_dir=DIR --lm-eval OUT, or --parquet FILE"
-            )
         root = directory_of(options.place)
         packs, done = (unpack(root), "unpacked") if options.unpack else (pack(root), "packed")
         print(f"{len(packs)} files {done}; {len(record_paths(root))} records in {root}")

@@ -223,10 +223,6 @@ def test_the_command_packs(root: Path, shell: Shell, words: list[str], line: str
     assert shell.cwd == root
     status, out, _ = shell(*words, "results_dir=.", main=main)
     assert (status, line in out) == (0, True)
-    for option in ("--lm-eval", "--parquet"):
-        status, out, err = shell("results_dir=.", option, "exported", main=main)
-        assert (status, out) == (2, "")
-        assert "write capmoe-eval export results_dir=DIR --lm-eval OUT, or --parquet" in err
 
 
 def test_a_record_written_while_packing_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

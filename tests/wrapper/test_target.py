@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.seam import LM_EVAL
+from capmoe_eval.evaluation.lm import LM_EVAL
 from capmoe_eval.wrapper.generation import _LOOPS
 from capmoe_eval.wrapper.kernel import experts_call
 from capmoe_eval.wrapper.layers import find_moe_layers

@@ -84,15 +84,9 @@ def figure(
 
     def declare(draw: Callable[[pd.DataFrame], Figure]) -> Spec:
         caption = " ".join((inspect.getdoc(draw) or "").split())
-        caption = caption.format(**words) if words else caption
-        about: dict[str, Any] = {
-            "name": name or draw.__name__,
-            "place": place,
-            "title": title,
-            "caption": caption,
-        }
-        spec = Spec(**about, data=data, draw=draw, **fields)
-        _declared[spec.name] = spec
+        fields["caption"] = caption.format(**words) if words else caption
+        fields.update(name=name or draw.__name__, place=place, title=title)
+        spec = _declared[fields["name"]] = Spec(**fields, data=data, draw=draw)
         return spec
 
     return declare

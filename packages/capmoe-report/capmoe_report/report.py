@@ -31,7 +31,7 @@ from capmoe_eval.experiment.results import directories, read_records, record_pla
 from capmoe_eval.paper.layout import TABLES, Layout
 from capmoe_eval.report.figures.catalogue import figures as catalogue
 from capmoe_eval.report.figures.sources import FigurePlans
-from capmoe_eval.report.tables import formats
+from capmoe_eval.report.tables import table as rendering
 from capmoe_eval.report.tables.filled import cell_config, measured_table
 from capmoe_eval.report.tables.sweep import sweep_table
 from capmoe_eval.report.texts import ABSENT, shown
@@ -68,7 +68,7 @@ _COLUMNS: Final = (
 """The headings of the records; the first four are those that a link chooses by."""
 _AGAIN: Final = "again"
 """The directory of a record that is computed again, so that the first one stays."""
-_HTML: Final = formats.Markup(
+_HTML: Final = rendering.Markup(
     "<strong>{}</strong>", "<small>{}</small>", "", lambda text: str(escape(text))
 )
 
@@ -288,15 +288,15 @@ def _table_rows(
 
 def _cell_html(cell: Any, decimals: int) -> Markup:
     """Return a cell's number with its marks, and below it what the paper prints."""
-    text = formats.cell_text(cell, _HTML, decimals)
-    if published := formats.published_text(cell, decimals):
+    text = rendering.cell_text(cell, _HTML, decimals)
+    if published := rendering.published_text(cell, decimals):
         text += f'<br><small class="published">{published}</small>'
     return Markup(text)
 
 
 def _tip(cell: Any, decimals: int) -> str:
     """Return a number's seeds, documents and test."""
-    effect = f"{formats.signed(cell.effect, decimals)} to the baseline"
+    effect = f"{rendering.signed(cell.effect, decimals)} to the baseline"
     parts = [
         (bool(cell.seeds), f"seeds {cell.seeds}"),
         (not math.isnan(cell.n), f"{cell.n:,.0f} documents"),
