@@ -272,18 +272,14 @@ class Cell:
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
     @property
-    def label(self) -> str:
-        """The method and the knobs that differ from their defaults, fit for a file name."""
-        return self.method.label
-
-    @property
     def title(self) -> str:
-        """The label, with the backend where it is not transformers."""
-        return self.label if self.backend == "transformers" else f"{self.label} ({self.backend})"
+        """The label of its method, with the backend where it is not transformers."""
+        engine = "" if self.backend == "transformers" else f" ({self.backend})"
+        return f"{self.method.label}{engine}"
 
     def path(self, root: Path) -> Path:
         """Return the path of the cell's record under ``root``."""
-        return root / self.model.name / self.task.name / f"{self.label}-{self.digest}.json"
+        return root / self.model.name / self.task.name / f"{self.method.label}-{self.digest}.json"
 
     def __str__(self) -> str:
         """Return the cell in one short line."""

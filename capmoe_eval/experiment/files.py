@@ -156,9 +156,9 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
         file.write(data)
 
 
-def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+def write_text(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` in UTF-8; see :func:`write_bytes`."""
-    write_bytes(path, text.encode("utf-8"), durable=durable)
+    write_bytes(path, text.encode("utf-8"))
 
 
 def remove_temporaries(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -59,17 +59,16 @@ def directory_of(word: str) -> Path:
     return root
 
 
-def pack(root: Path, least: int = 1, say: Callable[[str], None] = print_warning) -> list[Path]:
+def pack(root: Path, least: int = 1) -> list[Path]:
     """Pack the records of a results directory that have files of their own; return the packs.
 
     A pack is on the disk before the first of these files goes. As long as both are there the file
     counts. So no record is lost or counted twice, wherever this process is killed. What is no whole
-    record stays as it is, and so does a record that another process is writing.
+    record stays as it is, with a warning, and so does a record that another process is writing.
 
     Args:
         root: The results directory; a shipped one that is read with it is left alone.
         least: The number of files from which on those of a model and a task are packed.
-        say: Is told of each file that is no whole record, and of a process that is waited for.
 
     Raises:
         UsageError: If a pack is damaged, or nothing can be written.
@@ -82,13 +81,13 @@ def pack(root: Path, least: int = 1, say: Callable[[str], None] = print_warning)
         tidy({folder.parent for folder in folders})
         for paths in folders.values():
             file = pack_path(paths[0])
-            with hold(file, say):
-                if len(paths) >= least and _pack_folder(file, paths, root, say):
+            with hold(file):
+                if len(paths) >= least and _pack_folder(file, paths, root):
                     packs.append(file)
     return packs
 
 
-def _pack_folder(file: Path, paths: Sequence[Path], root: Path, say: Callable[[str], None]) -> bool:
+def _pack_folder(file: Path, paths: Sequence[Path], root: Path) -> bool:
     """Write the pack of a folder, which this process holds, then remove what is in it."""
     before = open_pack(file)
     records = {} if before is None else {name: before.record(name) for name in before.summaries}
@@ -100,7 +99,7 @@ def _pack_folder(file: Path, paths: Sequence[Path], root: Path, say: Callable[[s
         except FileNotFoundError:  # deleted meanwhile
             pass
         except UsageError as error:
-            say(f"not packed: {error}")
+            print_warning(f"not packed: {error}")
     if not loose:
         return False
     write_bytes(file, packed(records))
