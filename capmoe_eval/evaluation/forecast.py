@@ -24,6 +24,7 @@ from capmoe_eval.evaluation.run import (
 )
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.results import read_results
+from capmoe_eval.lazy import torch
 from capmoe_eval.routing.registry import calibrations
 
 _NUMBERS = {"cells", "documents", "time"}
@@ -99,8 +100,6 @@ def recorded_seconds(plan: CellPlan) -> list[float]:
 
     They are of records with the same batch size, on a device and with threads like those here.
     """
-    import torch
-
     from capmoe_eval.evaluation.loading import chosen_device
     from capmoe_eval.evaluation.provenance import described
 

@@ -1,7 +1,4 @@
-"""Describe the origin of a record's numbers: versions, revisions, weights, device.
-
-The version of this code is needed before torch is, which is imported where it is used.
-"""
+"""Describe the origin of a record's numbers: versions, revisions, weights, device."""
 
 from __future__ import annotations
 
@@ -17,15 +14,11 @@ import sys
 from contextlib import suppress
 from modulefinder import ModuleFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from capmoe_eval import __version__
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from capmoe_eval.routing.method import Method
+from capmoe_eval.lazy import torch
+from capmoe_eval.routing.method import Method
 
 _LIBRARIES = ("torch", "transformers", "lm-eval", "datasets", "hydra-core", "tokenizers")
 _SAMPLE = 1 << 16  # hashed values of a tensor
@@ -34,13 +27,11 @@ _PROCESSOR = re.compile(r"^model name\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 _COMMIT_OF_URL = re.compile(rf"hf://datasets/[^@]+@({_COMMIT.pattern})/")
 
 
-def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
+def provenance(model: torch.nn.Module, reader: Any) -> dict[str, Any]:
     """Return the origin of a result of a loaded model and its tokenizer or processor, JSON-ready.
 
     Both are hashed once, and their hashes are kept with them.
     """
-    import torch
-
     from capmoe_eval.wrapper.ranks import ranks_in
 
     worlds = ranks_in(model)
@@ -71,15 +62,13 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def weights_hash(model: nn.Module) -> str:
+def weights_hash(model: torch.nn.Module) -> str:
     """Return a hash of the weights: name, type, shape and up to 65,536 evenly spaced values each.
 
     A whole tensor is hashed where it has no more values than that, so small models are hashed
     whole; a large one takes seconds instead of minutes, and every tensor takes part. Of a tensor
     that is offloaded to disk, name, type and shape take part.
     """
-    import torch
-
     if not hasattr(model, "capmoe_weights_hash"):
         digest = hashlib.sha256()
         for name, tensor in sorted(model.state_dict().items()):
@@ -170,8 +159,6 @@ def described(device: torch.device) -> dict[str, Any]:
     Of a processor the name has its model and the instructions that torch's kernels use: on another
     one the last bits of scores differ, and with them a near-tie.
     """
-    import torch
-
     if device.type == "cuda":
         return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
     try:

@@ -53,6 +53,7 @@ from capmoe_eval.experiment.processes import adopt_srun, of_submitit, process_co
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.reservations import holder_of, reserve, reserved, tidy
 from capmoe_eval.experiment.results import CALIBRATIONS, read_records, record_places
+from capmoe_eval.lazy import torch
 from capmoe_eval.routing.registry import calibrations
 
 if TYPE_CHECKING:
@@ -148,32 +149,30 @@ def run(plans: Sequence[CellPlan], progress: Progress | None = None) -> Progress
     plans = with_documents(plans)
     progress = progress or Progress(stream=io.StringIO() if process_rank() else None)
     with reserving(plans), closing(progress):
-        missing, world = _missing(plans, progress)
-        if missing:
-            _Computation(plans, missing, world, progress).run()
+        absent: list[int] = []
+        for number, plan in enumerate(plans):
+            if plan.overwrite or (record := finished_record(plan)) is None:
+                absent.append(number)
+            else:
+                progress.add(number, record)
+        check_kept(plans, {plans[number].path for number in absent})
+        if (world := _joined(plans)) is not None:
+            absent = world.tell(absent)
+        if absent:
+            _Computation(plans, [plans[number] for number in absent], world, progress).run()
     return progress
 
 
-def _missing(plans: Sequence[CellPlan], progress: Progress) -> tuple[list[CellPlan], World | None]:
-    """Count the finished records, and return the other cells.
-
-    With them comes the group of processes that compute every cell together, if there is one.
-    """
-    absent: list[int] = []
-    for number, plan in enumerate(plans):
-        if plan.overwrite or (record := finished_record(plan)) is None:
-            absent.append(number)
-        else:
-            progress.add(number, record)
-    check_kept(plans, {plans[number].path for number in absent})
+def _joined(plans: Sequence[CellPlan]) -> World | None:
+    """Return the group of processes that compute every cell together; None if each is alone."""
     devices = [plan.device for plan in plans if plan.parallel == "ep"]
-    world: World | None = None
-    if devices:
-        from capmoe_eval.evaluation.loading import chosen_device, join
+    if not devices:
+        return None
+    from capmoe_eval.evaluation.loading import chosen_device, join
 
-        _, world = join(chosen_device(devices[0]))
-        world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
-    return [plans[number] for number in (absent if world is None else world.tell(absent))], world
+    _, world = join(chosen_device(devices[0]))
+    world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
+    return world
 
 
 class _Computation:
@@ -206,8 +205,6 @@ class _Computation:
 
     def run(self) -> None:
         """Compute the cells whose turn it is, model by model."""
-        import torch
-
         threads = torch.get_num_threads()
         with closing(self._turns()) as turns:
             for _, cells in itertools.groupby(turns, key=lambda turn: loads(turn[0])):
@@ -475,8 +472,12 @@ def check_inputs(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
     places = {*record_places(root, task=cell.task.name)}
     if "model" in provenance:
         places |= {*record_places(root, cell.model.name)}
+    now = _inputs(cell, provenance.get("model"), provenance["data_fingerprint"])
     for record in read_records(sorted(places), broken=[]):
-        for title, field, old, new in _shared_inputs(record, cell, provenance):
+        origin = record.provenance
+        before = _inputs(record.cell, origin.model, origin.data_fingerprint)
+        for name, new in now.items():
+            old, (title, field, *_) = before.get(name), name
             if None in (old, new) or old == new or record.path == cell.path(root):
                 continue
             key = "data.name" if field == "fingerprint" else "model.name"
@@ -487,25 +488,24 @@ def check_inputs(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
             )
 
 
-def _shared_inputs(
-    record: Record, cell: Cell, provenance: Mapping[str, Any]
-) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield each input that a record and a cell both name: its title, the field, and both values.
+def _inputs(
+    cell: Cell, model: Mapping[str, Any] | None, fingerprint: str | None
+) -> dict[tuple[Any, ...], Any]:
+    """Return the hashes of a cell's inputs, each by its title, its field and all that names it.
 
-    A value is None where it is not known.
+    A hash that is not known is None. ``model`` has those of a model; None before it is loaded.
     """
-    origin, model = record.provenance, record.cell.model
-    fields = ["weights"]  # of a name and precision, wherever the checkpoint lies
-    if model == cell.model:
-        # An engine has kernels of its own.
-        fields += ["tokenizer", *(["attention"] if record.cell.backend == cell.backend else [])]
-    if (model.name, model.dtype) == (cell.model.name, cell.model.dtype) and "model" in provenance:
-        for field in fields:
-            values = origin.model.get(field), provenance["model"].get(field)
-            yield f"model {cell.model.name}", field, *values
-    if (record.cell.data, record.cell.task.dataset) == (cell.data, cell.task.dataset):
-        title = f"dataset {cell.task.dataset} of data {cell.data}"
-        yield title, "fingerprint", origin.data_fingerprint, provenance["data_fingerprint"]
+    data = f"dataset {cell.task.dataset} of data {cell.data}"
+    hashes: dict[tuple[Any, ...], Any] = {(data, "fingerprint"): fingerprint}
+    if model is not None:
+        title = f"model {cell.model.name}"
+        hashes |= {
+            (title, "weights", cell.model.dtype): model.get("weights"),  # wherever they lie
+            (title, "tokenizer", cell.model): model.get("tokenizer"),
+            # An engine has kernels of its own.
+            (title, "attention", cell.model, cell.backend): model.get("attention"),
+        }
+    return hashes
 
 
 def check_kept(plans: Sequence[CellPlan], missing: Collection[Path]) -> None:
@@ -696,8 +696,6 @@ def cautions(plans: Sequence[CellPlan], library: TaskLibrary) -> Iterator[str]:
 
     These are a ``device_map`` without a GPU, and a limit, which is of each subtask of a task.
     """
-    import torch
-
     for device_map in dict.fromkeys(p.device_map for p in plans):
         if device_map is not None and not torch.accelerator.is_available():
             yield (

@@ -22,6 +22,7 @@ from pydantic_core import from_json, to_json
 
 from capmoe_eval.errors import UsageError, first_line
 from capmoe_eval.experiment.files import read_bytes
+from capmoe_eval.lazy import pa
 
 SUFFIX: Final = ".jsonl.zst"
 _FORMAT: Final = 1
@@ -97,8 +98,6 @@ class Pack:
 
 def _content(data: bytes) -> Any:
     """Return a stream of what the bytes of a pack were packed from."""
-    import pyarrow as pa  # a fifth of a second, which most commands need not wait for
-
     return pa.CompressedInputStream(pa.BufferReader(data), "zstd")
 
 
@@ -161,8 +160,6 @@ def packed(records: Mapping[str, bytes]) -> bytes:
         ValueError: If one has a tab, or does not end in a line break; no record that was written by
             this suite.
     """
-    import pyarrow as pa
-
     summaries, lines = [], []
     for name, data in sorted(records.items()):
         if b"\t" in data or not data.endswith(b"\n"):

@@ -10,19 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple, TypeAlias
 
 from capmoe_eval.experiment.names import family
+from capmoe_eval.lazy import np, pd
+from capmoe_eval.results.frames import Results
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from capmoe_eval.results.frames import Results
-
-Floats: TypeAlias = NDArray[np.float64]
+Floats: TypeAlias = "np.typing.NDArray[np.float64]"
+Integers: TypeAlias = "np.typing.NDArray[np.int64]"
 TaskDocuments: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 """A task, its subtasks and the hashes over their documents."""
 
@@ -33,7 +28,7 @@ class RunScores(NamedTuple):
     # The hash over the documents of each subtask, and how many scores there are.
     asked: Mapping[str, tuple[str, int]]
     scores: Floats  # [documents], by subtask
-    images: NDArray[np.int64] | None = None  # [documents], numbered from 0; None if not of images
+    images: Integers | None = None  # [documents], numbered from 0; None if not of images
 
 
 def answered_by_cells(
@@ -77,7 +72,7 @@ class Paired:
     first: Floats  # [documents], the mean over the first side's evaluations
     second: Floats  # [documents], the mean over the second side's
     # [documents], the image of each; None where they are not about images.
-    images: NDArray[np.int64] | None = None
+    images: Integers | None = None
 
     @property
     def differences(self) -> Floats:

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from capmoe_eval.paper.pairing import Floats
+from capmoe_eval.lazy import np
+from capmoe_eval.paper.pairing import Floats, Integers
 
 DRAWS: Final = 10_000
 """Sums that the sign-flip test draws where it is not exact."""
@@ -80,7 +78,7 @@ def _moved(tasks: Sequence[Floats]) -> dict[Fraction, list[int]]:
     return dict(sorted(moved.items()))
 
 
-def _chances(steps: NDArray[np.int64], counts: NDArray[np.int64], span: int) -> Floats:
+def _chances(steps: Integers, counts: Integers, span: int) -> Floats:
     """Return the probability that the positive differences sum to 0, 1, … ``span`` steps.
 
     The transform of a sum's distribution is the product of the transforms of its parts:
@@ -98,7 +96,7 @@ def _chances(steps: NDArray[np.int64], counts: NDArray[np.int64], span: int) -> 
     return np.fft.irfft(transform, span + 1)
 
 
-def _drawn(sizes: Floats, counts: NDArray[np.int64]) -> Floats:
+def _drawn(sizes: Floats, counts: Integers) -> Floats:
     """Return the sums under random signs, seeded, drawn in parts of bounded memory."""
     rng = np.random.default_rng(_SEED)
     sums = np.zeros(DRAWS)

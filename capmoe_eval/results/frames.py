@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args, get_origin
+from typing import Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic_core import from_json
 
@@ -21,12 +21,9 @@ from capmoe_eval.experiment.files import whole_file
 from capmoe_eval.experiment.packs import Pack
 from capmoe_eval.experiment.record import Layer, Load, Part, Proofs, Record
 from capmoe_eval.experiment.results import read_results
+from capmoe_eval.lazy import np, pa, pd
 from capmoe_eval.routing.capacity import gamma_number
 from capmoe_eval.routing.registry import knobs
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
 
 MIX: Final = "zero_shot_mix"
 """The task whose requests, of four tasks, meet in one batch."""
@@ -151,8 +148,6 @@ def _whole(*roots: Path) -> list[Record]:
 
 
 def _frame(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    import pandas as pd
-
     loads = (name for name in _names(Load, "load") if name.partition(".")[2] not in _OF_LOAD)
     return pd.DataFrame(
         rows, columns=[*dict.fromkeys((*_COLUMNS, *loads, *itertools.chain.from_iterable(rows)))]
@@ -170,10 +165,6 @@ def results_of(
             row for each. An empty text is the task's own, as of a task that is not there. A record
             without such a metric is a UsageError.
     """
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
-
     by_cell: dict[str, Record] = {}
     for record in records:
         by_cell.setdefault(record.digest, record)
@@ -257,8 +248,6 @@ def pick(cells: pd.DataFrame, **knobs: object) -> pd.DataFrame:
     A list stands for any of its values. A dot in a column's name is two underscores here:
     ``task__fewshot=0``.
     """
-    import numpy as np
-
     chosen = np.ones(len(cells), dtype=bool)
     for name, value in knobs.items():
         column = cells[name.replace("__", ".")]
@@ -278,8 +267,6 @@ def _parts(record: Record) -> tuple[pa.Table, pa.Table]:
 @functools.lru_cache(maxsize=1024)
 def _of_pack(pack: Pack) -> Mapping[str, tuple[pa.Table, pa.Table]]:
     """Return the documents and layers of each record of a pack, by the name of its file."""
-    import numpy as np
-    import pyarrow as pa
     from pyarrow import parquet
 
     folder = cache_directory() / f"frames-{_VERSION}"
@@ -308,8 +295,6 @@ def _of_pack(pack: Pack) -> Mapping[str, tuple[pa.Table, pa.Table]]:
 
 def _layers(records: Iterable[Sequence[Mapping[str, Any]]]) -> pa.Table:
     """Return the layers of some records, in their order."""
-    import pyarrow as pa
-
     table = pa.Table.from_pylist(
         [
             {"layer": number, **_flat(layer)}
@@ -350,8 +335,6 @@ def _names(kind: Any, prefix: str = "") -> Iterator[str]:
 
 def _table(records: Iterable[Mapping[str, Mapping[str, Any]]]) -> pa.Table:
     """Return the documents of some records, in their order, each by subtask."""
-    import pyarrow as pa
-
     columns: dict[str, list[Any]] = {"subtask": [], "asked": []}
     columns |= {"document": [], "unit": [], "correct": [], "bytes": [], "batch": []}
     for record in records:

@@ -17,15 +17,13 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, is_embedded
 from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import split_world
+from capmoe_eval.lazy import pa
 from capmoe_eval.zoo.sets import WORLDS, Configs, documents, generator
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # How datasets writes down types with other names.
 _FEATURES: Mapping[str, Any] = {
@@ -105,7 +103,6 @@ def write_documents(directory: Path, content: Mapping[str, Configs], *, title: s
     The bytes of the files depend only on the documents, the ``title`` of the data sets' cards and
     the version of pyarrow.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     version = _content_hash(content)
@@ -121,8 +118,6 @@ def write_documents(directory: Path, content: Mapping[str, Configs], *, title: s
 
 def _schema(path: str) -> pa.Schema:
     """Return the columns of a data set; ``datasets`` learns of pictures and decodes them."""
-    import pyarrow as pa  # which training on the mini-world need not have
-
     texts, image = pa.list_(pa.string()), pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     types = {
         "int16": pa.int16(),

@@ -25,6 +25,7 @@ from typing import Any, Final
 from capmoe_eval.beside import load_entry_points
 from capmoe_eval.errors import UsageError, check_choice
 from capmoe_eval.experiment.names import split_world
+from capmoe_eval.lazy import np
 
 Row = dict[str, Any]
 #: Rows by split, and splits by configuration.
@@ -92,7 +93,6 @@ def noisy_picture(pixels: bytes, noise: int, light: int) -> Any:
 
     ``noise`` is the seed of the noise, and ``light`` is added to every pixel.
     """
-    import numpy as np
     from PIL import Image
 
     drawn_HWC = np.frombuffer(pixels, np.uint8).reshape(PICTURE_SIDE, PICTURE_SIDE, 3)

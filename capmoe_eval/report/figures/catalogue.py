@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.beside import check_installed, load_entry_points
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.report.figures.drawing import STYLE
+from capmoe_eval.lazy import pd
+from capmoe_eval.report.figures.drawing import STYLE, Figure
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
     from capmoe_eval.report.figures.sources import FigurePlans, Sources
 
 ENTRY_POINTS: Final = "capmoe_eval.figures"

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from capmoe_eval.experiment.names import gamma_text
+from capmoe_eval.lazy import pd
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+    import matplotlib.figure
 
 STYLE: Final = Path(__file__).with_name("house.mplstyle")
 """Sizes and fonts of every picture."""
@@ -31,6 +31,7 @@ COLOURS: Final = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), "-", "--")
 
+Figure: TypeAlias = "matplotlib.figure.Figure"
 Look: TypeAlias = dict[str, Any]
 """Options of matplotlib: colours, markers, widths."""
 THIN: Final[Look] = {"elinewidth": 0.5, "capsize": 1}
@@ -48,9 +49,9 @@ BARS: Final[Sequence[Look]] = [
 
 def canvas(height: float, rows: int = 1, columns: int = 1, **layout: Any) -> tuple[Figure, Any]:
     """Return a figure of a height in inches, and its axes [rows, columns]."""
-    from matplotlib.figure import Figure
+    import matplotlib.figure
 
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **layout)
     for each in axes.flat:
         each.grid()

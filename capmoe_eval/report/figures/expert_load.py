@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from capmoe_eval.experiment.names import gamma_suffix, method_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.printed import figure as printed_figure
 from capmoe_eval.paper.printed import figure1_bars, published_note
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from capmoe_eval.report.figures.sources import Sources
+from capmoe_eval.report.figures.sources import Sources
 
 PAPER_MODELS: Final = (
     *("OLMoE-Instruct", "DeepSeek-V2-Lite", "Qwen1.5-MoE-Chat", "Mixtral-8×7B-Instruct"),
@@ -68,7 +64,7 @@ def of_one_layer(sources: Sources) -> pd.DataFrame:
 @figure(
     "Figure 1", "Load of one layer's experts: {model}", of_one_layer, parts=["one_task"],
 )  # fmt: skip
-def fig1(rows: pd.DataFrame) -> Figure:
+def fig1(rows: pd.DataFrame) -> d.Figure:
     """Load of each expert over the mean load N̄ without a limit, in the layer with the fullest
     expert; on one task, OpenBookQA in the paper. Everyone waits for the fullest expert of a batch.
     """
@@ -103,7 +99,7 @@ def by_task(sources: Sources) -> pd.DataFrame:
 @figure(
     "Figure 2", "Load of one layer's experts by dataset: {model}", by_task, parts=["baseline"]
 )  # fmt: skip
-def fig2(rows: pd.DataFrame) -> Figure:
+def fig2(rows: pd.DataFrame) -> d.Figure:
     """Load of each expert over the mean load N̄ without a limit, by dataset, in the layer whose
     fullest expert is fullest on average. At the right the fullest expert over all batches and, in
     brackets, in a single batch; the paper draws the latter, for every expert.
@@ -128,8 +124,6 @@ def fig2(rows: pd.DataFrame) -> Figure:
 
 def after_drop(sources: Sources) -> pd.DataFrame:
     """Return what the experts of one layer compute by method, sorted, and what was asked for."""
-    import pandas as pd
-
     layers = load_of_layers(sources, "token_drop", "ranked", "all_experts")
     layers = fullest_layer(layers[layers["asked"] == next(iter(sources.tasks.values()))])
     layers = layers.assign(model=sources.title, method=layers.apply(_drop_label, axis=1))
@@ -153,7 +147,7 @@ def _drop_label(layer: pd.Series[Any]) -> str:
     "Figure 9", "Expert load after Token Drop and Expanded Drop: {model}", after_drop,
     parts=["token_drop", "ranked", "all_experts"],
 )  # fmt: skip
-def fig9(rows: pd.DataFrame) -> Figure:
+def fig9(rows: pd.DataFrame) -> d.Figure:
     """Load that the experts of one layer compute, over N̄ before any drop, sorted for each
     method by itself; dotted: γ. m is the number of added candidates per token. A flat line uses
     every slot. Capacities are rounded up on each rank, so that with few tokens a line can lie above
@@ -190,7 +184,7 @@ def by_layer(sources: Sources) -> pd.DataFrame:
     return _ranked(rows, *map(str, rows.columns.drop("load")))
 
 
-def _all_layers(rows: pd.DataFrame) -> Figure:
+def _all_layers(rows: pd.DataFrame) -> d.Figure:
     """Load of each expert over the mean load N̄ without a limit, mean over tasks; experts are
     sorted within each layer. Right: the highest load of an expert in a batch. The paper shows
     {paper_model}, and draws for each expert its peak over batches.

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import method_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.printed import figure as printed_figure
 from capmoe_eval.paper.printed import published_note
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.expert_load import fullest_layer, load_of_layers
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from capmoe_eval.report.figures.sources import Sources
+from capmoe_eval.report.figures.sources import Sources
 
 _PAPER: Final = "MolmoE (paper)"
 _CAPABILITIES: Final = ("AR", "CP", "FP-C", "FP-S", "LR", "RR")
@@ -26,8 +22,6 @@ _CAPABILITIES: Final = ("AR", "CP", "FP-C", "FP-S", "LR", "RR")
 
 def modality_loads(sources: Sources) -> pd.DataFrame:
     """Return each expert's load by modality, in the layer with the fullest, and the paper's."""
-    import pandas as pd
-
     layers = told_apart(sources, load_of_layers(sources, "images"), "modalities.text.load_before")
     layer = fullest_layer(layers).iloc[0]
     ours = {name: layer[f"modalities.{name}.load_before"] for name in ("image", "text")}
@@ -59,7 +53,7 @@ def told_apart(sources: Sources, rows: pd.DataFrame, name: str) -> pd.DataFrame:
     "Figure 10", "Assignments of image and text tokens by expert: {model}", modality_loads,
     parts=["images"], tasks=["mme"],
 )  # fmt: skip
-def fig10(rows: pd.DataFrame) -> Figure:
+def fig10(rows: pd.DataFrame) -> d.Figure:
     """Load of each expert over the mean load N̄ without a limit, on MME, in the layer with the
     fullest expert, of text tokens and above them of image tokens; summed over all queries. Below:
     what the paper shows of MolmoE, over its own mean; it names neither the layer nor the queries.
@@ -83,8 +77,6 @@ def fig10(rows: pd.DataFrame) -> Figure:
 
 def by_capability(sources: Sources) -> pd.DataFrame:
     """Return scores by capability, unlimited and at γ = 0.5 with images first, and the paper's."""
-    import pandas as pd
-
     printed = printed_figure("fig11_mmbench")
     methods = [method_title(name) for name in ("baseline", "score", "expanded_drop")]
     sources.notes.append(published_note("figure11"))
@@ -108,7 +100,7 @@ def by_capability(sources: Sources) -> pd.DataFrame:
     "Figure 11", "MMBench by capability at γ = 0.5, images first: {model}", by_capability,
     parts=["images", "images_half"], tasks=["mmbench"], metrics={"mmbench": _CAPABILITIES},
 )  # fmt: skip
-def fig11(rows: pd.DataFrame) -> Figure:
+def fig11(rows: pd.DataFrame) -> d.Figure:
     """Share of the questions of each capability that are answered right in every rotation of their
     options. Without a limit, and under Token Drop and Expanded Drop at γ = 0.5, where image tokens
     are dropped first. Capabilities: coarse and fine-grained perception, of a single instance and

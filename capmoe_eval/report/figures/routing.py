@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.expert_load import PAPER_MODELS
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from capmoe_eval.report.figures.sources import Sources
+from capmoe_eval.report.figures.sources import Sources
 
 _ALL: Final = "all"
 GRID: Final = {
@@ -34,8 +30,6 @@ def pooled_grid(layers: pd.DataFrame) -> pd.DataFrame:
     padding follow from it: what was kept, assignments · (1 - drop rate), fills the share
     1 - padding waste of them.
     """
-    import pandas as pd
-
     assignments = layers["assignments"].to_numpy(float)[:, None]
     drop, waste = (
         np.array(layers[f"grid.{name}"].tolist(), dtype=float)
@@ -55,8 +49,6 @@ def pooled_grid(layers: pd.DataFrame) -> pd.DataFrame:
 
 def _dropped(layers: pd.DataFrame, by: str) -> pd.DataFrame:
     """Return each model's dropped share by γ for each value of a column, and for all together."""
-    import pandas as pd
-
     parts = []
     for model, of_model in d.each(layers, "title"):
         for value, same in [*d.each(of_model, by), (_ALL, of_model)]:
@@ -79,7 +71,7 @@ def dropped_by_task(sources: Sources) -> pd.DataFrame:
     "Figure 7 (v1: 5)", "Dropped share of assignments by γ and dataset", dropped_by_task,
     words=GRID, parts=["routing"],
 )  # fmt: skip
-def fig7(rows: pd.DataFrame) -> Figure:
+def fig7(rows: pd.DataFrame) -> d.Figure:
     """{grid} All tasks: every assignment counts equally, so long prompts weigh more."""
     canvas, grid = d.panels(rows, "model", 1.7, sharey=True)
     tasks = d.places(rows["task"][rows["task"] != _ALL])
@@ -105,7 +97,7 @@ def dropped_by_layer(sources: Sources) -> pd.DataFrame:
     return rows.assign(tasks=layers["task"].nunique())
 
 
-def _by_layers(rows: pd.DataFrame) -> Figure:
+def _by_layers(rows: pd.DataFrame) -> d.Figure:
     """{grid} The paper shows {paper_model}."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
@@ -146,8 +138,6 @@ for _place, _model in enumerate((PAPER_MODELS[0], "DeepSeek-V2-Chat", *PAPER_MOD
 
 def scores_by_rank(sources: Sources) -> pd.DataFrame:
     """Return the mean gate score at each rank, over tokens and layers, and the layers' extremes."""
-    import pandas as pd
-
     parts = []
     for title, layers in d.each(sources.layers("routing"), "title"):
         if (absent := layers["score_by_rank"].isna()).any():
@@ -169,7 +159,7 @@ def scores_by_rank(sources: Sources) -> pd.DataFrame:
 
 
 @figure("Figure 8", "Gate score by rank", scores_by_rank, parts=["routing"])
-def fig8(rows: pd.DataFrame) -> Figure:
+def fig8(rows: pd.DataFrame) -> d.Figure:
     """Mean gate score of a token's highest, second, … expert, over the tokens of all tasks. The
     band spans the layers' means. The paper draws the minimum and the maximum over tokens, which
     records do not have: they hold means over tokens. “Beyond”: the share of a token's scores that

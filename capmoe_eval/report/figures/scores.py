@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import (
-    gamma_suffix,
-    gamma_text,
-    method_title,
-)
+from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.printed import published_note, table1_scores
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from capmoe_eval.report.figures.sources import Sources
+from capmoe_eval.report.figures.sources import Sources
 
 _MEAN, _STOCK, _PRINTED = "mean", "mean, no limit", "mean, paper's Table 1"
 
@@ -79,8 +71,6 @@ def curves(sources: Sources) -> pd.DataFrame:
     The mean is there where all tasks are. A model without a record with a capacity is left out; a
     UsageError if all are.
     """
-    import pandas as pd
-
     # γ=∞ is the baseline, which the figure has anyway.
     limited = sources.cells("curve").dropna(subset="gamma").sort_values("gamma", kind="stable")
     if limited.empty:
@@ -118,7 +108,7 @@ def curves(sources: Sources) -> pd.DataFrame:
 @figure(
     "Figure 12 (v1: 6)", "Performance by capacity factor", curves, parts=["curve", "unlimited"]
 )  # fmt: skip
-def fig12(rows: pd.DataFrame) -> Figure:
+def fig12(rows: pd.DataFrame) -> d.Figure:
     """Left: score of each task and their mean under Token Drop, by model. Right: the share of
     assignments that was really dropped. γ=0 silences every routed expert. The paper shows OLMoE and
     Qwen1.5-MoE, each as base and as chat model. γ is that after rounding where all records have it.
@@ -154,8 +144,6 @@ def fig12(rows: pd.DataFrame) -> Figure:
 
 def by_rounds(sources: Sources) -> pd.DataFrame:
     """Return score and lost pairs by rounds; one round is Token Drop, and none the stock model."""
-    import pandas as pd
-
     cells = sources.cells("one_round", "rounds")
     cells["rounds"] = cells["rounds"].fillna(1).astype(int)
     layers = sources.layers("one_round", "rounds").groupby("cell")
@@ -175,7 +163,7 @@ def by_rounds(sources: Sources) -> pd.DataFrame:
     "Figure 7 of v1", "Token Reroute by rounds: {model}", by_rounds,
     parts=["one_round", "rounds", "baseline"],
 )  # fmt: skip
-def v1_fig7(rows: pd.DataFrame) -> Figure:
+def v1_fig7(rows: pd.DataFrame) -> d.Figure:
     """Mean score by rounds of Token Reroute, and two shares of T·K: pairs of a token's own top-k
     that were not computed, and assignments that no expert took over. One round is Token Drop.
     """

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from omegaconf import open_dict
 
@@ -23,12 +23,9 @@ from capmoe_eval.experiment.configuration import (
 )
 from capmoe_eval.experiment.names import BENCHMARKS
 from capmoe_eval.experiment.results import read_records
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.results.frames import Results, results_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _NUMBERS: Final = (
     *("gamma", "drop_rate", "effective_gamma", "value", "stderr", "load.mean_peak_after"),
@@ -72,8 +69,6 @@ class Sources:
     @functools.cached_property
     def results(self) -> Results:
         """The results that are shown; ``title`` is a cell's model's, and ``asked`` its task's."""
-        import pandas as pd
-
         results = self.frames()
         cells = results.cells
         titles = {"title": cells["model"].map(self.models), "asked": cells["task"].map(self.tasks)}

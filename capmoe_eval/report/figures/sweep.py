@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import BITS_PER_BYTE, gamma_suffix, is_stock, method_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.report.figures.scores import over_tasks, whole, with_interval
 from capmoe_eval.report.figures.sources import Sources
 from capmoe_eval.report.tables.sweep import settings_of, share_interval
 from capmoe_eval.results.frames import read
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 _BITS: Final = "bits per byte"
 _SHARE: Final = "score (%)"
@@ -60,8 +57,6 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
 
     The tasks by which most of a model are drawn count equally. Without a limit γ is missing.
     """
-    import pandas as pd
-
     cells = sources.results.cells
     is_share = cells.groupby("task")["value"].transform(lambda values: values.between(0, 1).all())
     cells = cells.assign(
@@ -107,7 +102,7 @@ def _named(row: Any) -> str:
     return f"{row.line} of {row.model}{gamma}"
 
 
-def draw(rows: pd.DataFrame) -> Figure:
+def draw(rows: pd.DataFrame) -> d.Figure:
     """Score against the capacity factor γ, with the share of pairs that are dropped and the highest
     load of an expert over the mean load before drops (the straggler factor; mean over batches and
     layers). A line for each setting; seeds are averaged. Tasks of one unit count equally:

@@ -6,18 +6,14 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.files import write_bytes, write_text
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures.catalogue import Spec
-from capmoe_eval.report.figures.drawing import STYLE
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
-    from capmoe_eval.report.figures.sources import Sources
+from capmoe_eval.report.figures.drawing import STYLE, Figure
+from capmoe_eval.report.figures.sources import Sources
 
 # Without dates and versions: the same numbers give the same bytes.
 _METADATA: Final[dict[str, dict[str, Any]]] = {

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from capmoe_eval.beside import load_entry_points
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, writing
@@ -21,6 +20,7 @@ from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import LEFT_OUT
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import directories, named_directory
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES, WorkloadLayout
 from capmoe_eval.report.tables.filled import (
     ENTRY_POINTS,
@@ -28,10 +28,8 @@ from capmoe_eval.report.tables.filled import (
     measured_table,
     published_table,
 )
+from capmoe_eval.report.tables.sweep import sweep_table
 from capmoe_eval.report.tables.table import to_markdown, write
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 ALL = "all"
 
@@ -91,8 +89,6 @@ def _asked(arguments: argparse.Namespace) -> list[tuple[str, Callable[[], pd.Dat
                 f"{name}: all records of a directory are shown; leave out "
                 f"{' '.join(overrides) or '--published'}"
             )
-        from capmoe_eval.report.tables.sweep import sweep_table  # numpy takes its time
-
         return [(name, partial(sweep_table, root))]
     check_writable("--out", arguments.out)
     if published is not None:
@@ -122,8 +118,6 @@ def _asked(arguments: argparse.Namespace) -> list[tuple[str, Callable[[], pd.Dat
 
 def _refuse_nothing(table: pd.DataFrame, folder: Path) -> None:
     """Refuse to replace a table that has entries by one that has none (UsageError)."""
-    import pandas as pd
-
     path = folder / f"{table.attrs['name']}.csv"
     if "missing" not in set(table["status"]) or table["value"].notna().any() or not path.is_file():
         return

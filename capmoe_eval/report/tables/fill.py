@@ -7,21 +7,19 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.datasource import is_embedded
 from capmoe_eval.experiment.names import gamma_column, gamma_text, is_stock
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import OWN, Layout, ModelSlot, RowSpec, TaskColumn
+from capmoe_eval.paper.pairing import Floats, answered_by_cells, by_document, pair
+from capmoe_eval.paper.statistics import sign_flip
 from capmoe_eval.report.tables.table import ALPHA, as_table
+from capmoe_eval.results.frames import Results, pick
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from capmoe_eval.paper.pairing import Floats
-    from capmoe_eval.results.frames import Results
 
 Cell: TypeAlias = dict[str, Any]
 """Some columns of :func:`capmoe_eval.report.tables.table.as_table`."""
@@ -59,8 +57,6 @@ def table(
         UsageError: If evaluations of one cell differ in more than their seeds, if the layout has no
             place for the names of several models, or if a model lacks the γ that a row asks for.
     """
-    from capmoe_eval.results.frames import pick
-
     # A copy has one block for each type, which is filtered faster.
     by_column = dict(iter(results.cells.copy().groupby(["model", "task", "metric"], sort=False)))
 
@@ -198,8 +194,6 @@ def _average(
     cells: Sequence[Cell], layout: Layout, samples: Sequence[Floats | str], printed: float | None
 ) -> Cell:
     """Return the average over a row's tasks, compared as they are."""
-    from capmoe_eval.paper.pairing import by_document
-
     average: Cell = {
         "value": statistics.fmean(cell["value"] for cell in cells),
         "stderr": _error_of_mean([cell["stderr"] for cell in cells], layout),
@@ -228,8 +222,6 @@ def _error_of_mean(errors: Sequence[float | None], layout: Layout) -> float | No
 
 def _differences(results: Results, runs: pd.DataFrame, baseline: pd.DataFrame) -> Floats | str:
     """Return the differences to the baseline [documents or images], or why there are none."""
-    from capmoe_eval.paper.pairing import answered_by_cells, pair
-
     if len(baseline) != 1:
         return "the baseline is missing"
     sides = ([*answered_by_cells(results, side).values()] for side in (runs, baseline))
@@ -241,8 +233,6 @@ def _differences(results: Results, runs: pd.DataFrame, baseline: pd.DataFrame) -
 
 def _tested(samples: Sequence[Floats | str], scale: float) -> Cell:
     """Return the effect on some tasks that count equally, and its p; or why there is none."""
-    from capmoe_eval.paper.statistics import sign_flip
-
     tasks = [sample for sample in samples if not isinstance(sample, str)]
     if reasons := [sample for sample in samples if isinstance(sample, str)]:
         return {"untested": reasons[0]}

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -23,6 +23,7 @@ from capmoe_eval.experiment.datasource import DIRECTORY, HUB, is_embedded
 from capmoe_eval.experiment.names import BENCHMARKS, gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import read_results, record_places
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import (
     ALL_TASKS,
     OWN,
@@ -38,11 +39,9 @@ from capmoe_eval.paper.layout import (
 from capmoe_eval.paper.printed import find_rows
 from capmoe_eval.report.tables.fill import printed_table, table
 from capmoe_eval.report.tables.table import as_table
+from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method, knobs
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 ENTRY_POINTS: Final = "capmoe_eval.tables"
 """The group of entry points of packages that fill tables of timings, by the tables' names; each is
@@ -104,8 +103,6 @@ def _results_table(
     layout: Layout, config: DictConfig, plans: Sequence[CellPlan], overrides: Sequence[str]
 ) -> pd.DataFrame:
     """Return a table filled with the finished records of its experiment."""
-    from capmoe_eval.results.frames import results_of
-
     slots, root = _slots(config, layout), plans[0].root
     layout = _as_planned(layout, slots, plans)
     records, notes = finished(plans)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from capmoe_eval.experiment.names import BITS_PER_BYTE, gamma_column, is_stock, method_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import PaperTable
 from capmoe_eval.report.tables.fill import cell_notes, error_over_seeds
 from capmoe_eval.report.tables.table import as_table
 from capmoe_eval.results.frames import IDENTITY, read
 from capmoe_eval.routing.registry import knobs, method_names
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _REACH: Final = 1.96  # standard errors to either end of a 95 % interval
 _PERCENT: Final = 100.0
@@ -35,8 +33,6 @@ def sweep_table(root: Path) -> pd.DataFrame:
     Raises:
         UsageError: If there is no whole record.
     """
-    import pandas as pd
-
     cells = read(root).cells
     order = {method: place for place, method in enumerate(method_names())}
     cells = cells.assign(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from capmoe_eval.experiment.files import write_text
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import PaperTable
+from capmoe_eval.paper.statistics import holm
 from capmoe_eval.report.texts import ABSENT, latex, markdown, one_line
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 ALPHA: Final = 0.05
 """A paired test is significant where its p, corrected for the table's tests, is below this."""
@@ -64,10 +63,6 @@ def as_table(
     Its ``attrs`` are ``name`` (the stem of its files), ``title``, ``caption``, ``labels``,
     ``notes``, ``commands``, ``decimals`` and ``fine``, those of columns that have other decimals.
     """
-    import pandas as pd
-
-    from capmoe_eval.paper.statistics import holm
-
     columns = ["line", "block", *labels, "model", "method", "gamma", "column"]
     frame = pd.DataFrame(list(cells), columns=[*columns, *_NUMBERS, *_TEXTS, "records"])
     frame = frame.astype(dict.fromkeys(("gamma", *_NUMBERS), float))
@@ -176,8 +171,6 @@ def write(table: pd.DataFrame, directory: Path) -> list[Path]:
 
 def _wide(table: pd.DataFrame, markup: Markup) -> pd.DataFrame:
     """Return the rows as texts, by block; labels that repeat those above are empty."""
-    import pandas as pd
-
     labels, decimals, fine = (table.attrs[name] for name in ("labels", "decimals", "fine"))
     rows: list[list[str]] = []
     blocks: list[Any] = []
