@@ -51,10 +51,11 @@ from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.packs import record_bytes
 from capmoe_eval.experiment.processes import adopt_srun, of_submitit, process_count, process_rank
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.experiment.reservations import holder_of, reserve, reserved, tidy
+from capmoe_eval.experiment.reservations import holder_of, release_all, reserve, reserved, tidy
 from capmoe_eval.experiment.results import CALIBRATIONS, read_records, record_places
 from capmoe_eval.lazy import torch
 from capmoe_eval.routing.registry import calibrations
+from capmoe_eval.zoo.hub import ready
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.evaluate import AnyLM
@@ -413,6 +414,7 @@ def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
     try:
         yield
     finally:
+        release_all()
         tidy(folders)
 
 
@@ -420,8 +422,6 @@ def with_documents(plans: Sequence[CellPlan]) -> list[CellPlan]:
     """Return the plans with their documents in place; embedded ones are written on first use."""
     if not any(is_embedded(plan.source.name) for plan in plans):
         return [*plans]
-    from capmoe_eval.zoo.hub import ready
-
     sources = {source: ready(source) for source in {plan.source for plan in plans}}
     return [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
 

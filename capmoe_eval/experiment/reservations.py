@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from filelock import FileLock, SoftFileLock, Timeout
 
@@ -30,10 +30,16 @@ _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO)
 
 
 class Reservation:
-    """A record that is reserved for this process; the end of its ``with`` block releases it."""
+    """A record that is reserved for this process; the end of its ``with`` block releases it.
+
+    So does :func:`release_all`, if an interrupt comes before the block begins.
+    """
+
+    held: ClassVar[set[Reservation]] = set()
 
     def __init__(self, lock: FileLock | SoftFileLock) -> None:
         self._lock = lock
+        self.held.add(self)
 
     def __enter__(self) -> Reservation:
         """Return it."""
@@ -47,6 +53,13 @@ class Reservation:
                 Path(self._lock.lock_file).unlink()
         finally:
             self._lock.release()
+            self.held.discard(self)
+
+
+def release_all() -> None:
+    """Release what this process holds."""
+    for reservation in list(Reservation.held):
+        reservation.__exit__()
 
 
 def holder_of(record: Path) -> str | None:
