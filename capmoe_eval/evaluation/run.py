@@ -46,7 +46,7 @@ from capmoe_eval.experiment.cell import (
     is_of_hub,
 )
 from capmoe_eval.experiment.configuration import CellPlan
-from capmoe_eval.experiment.datasource import DataSource, is_embedded
+from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.packs import record_bytes
 from capmoe_eval.experiment.processes import adopt_srun, of_submitit, process_count, process_rank
@@ -420,8 +420,6 @@ def reserving(plans: Sequence[CellPlan]) -> Iterator[None]:
 
 def with_documents(plans: Sequence[CellPlan]) -> list[CellPlan]:
     """Return the plans with their documents in place; embedded ones are written on first use."""
-    if not any(is_embedded(plan.source.name) for plan in plans):
-        return [*plans]
     sources = {source: ready(source) for source in {plan.source for plan in plans}}
     return [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
 
