@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -65,18 +65,9 @@ class Answers(Part):
     # The places of the documents that a metric is of, where it is not of all of them.
     metrics: dict[str, list[Count]] = Field(default_factory=dict)
 
-    def of_metric(self, metric: str) -> Answers:
-        """Return the answers to the documents that a metric is of, under the hash of all."""
-        if metric not in self.metrics:
-            return self
-        places = self.metrics[metric]
-        return Answers(
-            documents=self.documents,
-            correct=[self.correct[place] for place in places],
-            batches=self.batches and [self.batches[place] for place in places],
-            images=self.images and [self.images[place] for place in places],
-            bytes=self.bytes and [self.bytes[place] for place in places],
-        )
+    def places(self, metric: str) -> Sequence[int]:
+        """Return the places of the documents that a metric is of: all where it says none."""
+        return self.metrics.get(metric, range(len(self.correct)))
 
     @model_validator(mode="after")
     def _as_long(self) -> Answers:
@@ -541,11 +532,10 @@ class Record(Summary):
         """Key of the task."""
         return self.cell.task.name
 
-    def score(self, metric: str) -> tuple[float, float | None, int, TaskAnswers]:
-        """Return a metric of the task that need not be its own.
+    def score(self, metric: str) -> tuple[float, float | None, int]:
+        """Return a metric of the task that need not be its own: value, standard error, documents.
 
-        Its value and standard error are in its own units: fractions, or MME's points. With them
-        come the number of documents that it is of, and the answers to these.
+        The first two are in its own units: fractions, or MME's points.
 
         Raises:
             UsageError: If the record does not have it, as where a limit left no document of it.
@@ -557,10 +547,9 @@ class Record(Summary):
             raise UsageError(
                 f"{self.path}: has no metric {metric}; run it again with limit=null overwrite=true"
             )
-        documents = {name: part.of_metric(metric) for name, part in self.documents.items()}
-        count = sum(len(part.correct) for part in documents.values())
         error = float(stderr) if isinstance(stderr, (int, float)) else None
-        return float(value), error, count, documents
+        count = sum(len(part.places(metric)) for part in self.documents.values())
+        return float(value), error, count
 
     def write(self) -> None:
         """Seal the record with its checksum and write it; UsageError if it is invalid."""

@@ -175,8 +175,11 @@ def results_of(
     tables, of_layers = [parts[r.digest][0] for r, _ in rows], [part[1] for part in parts.values()]
     for row, (record, metric) in enumerate(rows):
         if metric:
-            *_, of_metric = record.score(metric)
-            tables[row] = _table([{name: vars(part) for name, part in of_metric.items()}])
+            answers = [part for _, part in sorted(record.documents.items())]
+            starts = np.cumsum([0, *(len(part.correct) for part in answers)]).tolist()
+            both = zip(starts, answers, strict=False)
+            places = [start + place for start, part in both for place in part.places(metric)]
+            tables[row] = tables[row].take(places)
     documents = pa.concat_tables(tables or [_table([])]).unify_dictionaries().to_pandas()
     of_cell = np.repeat(np.arange(len(cells)), list(map(len, tables)))
     documents.insert(0, "cell", pd.Categorical(cells["cell"], [*by_cell]).take(of_cell))
@@ -207,7 +210,7 @@ def _row(record: Record, metric: str = "") -> dict[str, object]:
     shares = (proof.get("examined") or {} for proof in proofs.values())
     score = {name: part[name] for name in _SCORE}
     if metric:
-        score = dict(zip(_SCORE, record.score(metric), strict=False))
+        score = dict(zip(_SCORE, record.score(metric), strict=True))
     return {
         "cell": record.digest,
         "setting": setting(cell["method"]),

@@ -18,6 +18,7 @@ from capmoe_eval.experiment.configuration import finished
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record
 from capmoe_eval.experiment.results import read_results, record_paths
+from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from tests.records import (
     broken,
@@ -221,11 +222,9 @@ def test_all_readers_refuse_the_same_files(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_metric_has_its_own_documents() -> None:
     found = of_images(record_of(create_method("baseline"), (1, 0, 1, 1), task="mme"))
-    *cognition, documents = found.score("cognition")
-    assert cognition == [280.0, 5.6, 2]
-    answers = documents["mme"]
-    assert (answers.documents, answers.correct) == ("hash", [0, 1])
-    assert (answers.batches, answers.images) == (None, [0, 1])
+    assert found.score("cognition") == (280.0, 5.6, 2)
+    documents = results_of([found], {"mme": ["cognition"]}).documents
+    assert documents[["document", "unit", "correct"]].values.tolist() == [[1, 0, 0], [3, 1, 1]]
     with pytest.raises(UsageError, match="has no metric wisdom; run it again with limit=null"):
         found.score("wisdom")
 
