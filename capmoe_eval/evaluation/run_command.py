@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -194,18 +194,15 @@ def usage(*topics: str) -> str:
     Raises:
         UsageError: For a topic that is no group, key, method or knob.
     """
-    groups = {name: options(name) for name in GROUPS}
-    entries = [*_entries(groups)]
+    entries = [*_entries(counts_names=not topics)]
     if not topics:
-        counts = {name: [f"{len(choices)} names"] for name, choices in groups.items()}
         # The first of a name: a key goes before the knob that it sets.
-        text_by_name = {name: text for _, name, text in reversed([*_entries(counts)])}
-        heading = "Common keys (key=value)"
-        entries = [(heading, name, text_by_name[name]) for name in _COMMON]
+        text_by_name = {name: text for _, name, text in reversed(entries)}
+        entries = [("Common keys (key=value)", name, text_by_name[name]) for name in _COMMON]
         entries.append(("Methods (method=name)", "", _row("methods", ", ".join(method_names()))))
     elif "all" not in topics:
         for topic in topics:
-            if names := [name for name, choices in groups.items() if topic in choices]:
+            if names := [name for name in GROUPS if topic in options(name)]:
                 words = " or ".join(f"{name}={topic}" for name in names)
                 raise UsageError(
                     f"--help={topic}: is written {words}; see --help {' '.join(names)}"
@@ -223,13 +220,13 @@ def usage(*topics: str) -> str:
 OmegaConf.register_new_resolver("capmoe.usage", usage)
 
 
-def _entries(groups: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str, str]]:
+def _entries(*, counts_names: bool) -> Iterator[tuple[str, str, str]]:
     """Yield heading, name and text of each entry; a key that is also a knob has two."""
     config = (config_directory() / "config.yaml").read_text(encoding="utf-8")
     defaults = dict(re.findall(r"(?m)^  - (\w+): (\w+)$", config))
-    for name, choices in groups.items():
-        text = _row(name, f"{', '.join(choices)}{_default(defaults[name])}")
-        yield "Groups (group=option)", name, text
+    for name in GROUPS:
+        names = f"{len(options(name))} names" if counts_names else ", ".join(options(name))
+        yield "Groups (group=option)", name, _row(name, f"{names}{_default(defaults[name])}")
     yield from _keys(config)
     for name in method_names():
         kind = method_class(name)
