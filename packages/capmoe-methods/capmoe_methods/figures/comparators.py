@@ -193,6 +193,8 @@ def ranks(sources: Sources) -> pd.DataFrame:
     plans = pd.DataFrame(read_evaluation(file)["balances"])
     plans = plans[plans["judged_on"].isin(sources.tasks) & plans["model"].isin(sources.models)]
     plans["model"] = plans["model"].map(sources.models)
+    if plans.empty:  # partitioned, no text has no columns
+        return rows
     order = d.places(sources.models.values())
     plans = plans.sort_values("model", key=lambda models: models.map(order), kind="stable")
     kind = plans["method"].str.partition("+")
