@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from capmoe_eval.evaluation.provenance import described
 
 from capmoe_bench.decision import peak_bytes
 from capmoe_bench.rounds import CPU, alternate, finish, measured_on, ratio, timed
-from capmoe_bench.timings import Spread, Target
+from capmoe_bench.timings import Spread, Target, read_evaluation, targets
 
 
 def test_every_round_runs_every_side_and_begins_with_another(
@@ -50,15 +49,6 @@ def test_what_is_timed_is_waited_for_before_and_after(monkeypatch: pytest.Monkey
     assert said == [gpu, "work", gpu]
 
 
-def test_a_target_is_met_by_its_median() -> None:
-    spread = Spread(1.0, 0.5, 2.0)
-    assert Target.of("t", "", spread, at_least=0.98).met
-    assert not Target.of("t", "", spread, at_least=1.01).met
-    assert not Target.of("t", "", spread, at_most=0.98).met
-    assert Target.of("t", "", spread, at_most=1.01).met
-    assert Target.of("t", "", [1.0]).met is None
-
-
 @pytest.mark.parametrize(
     ("unit", "value", "text"),
     [
@@ -79,26 +69,18 @@ def test_a_value_has_the_digits_of_its_unit(unit: str, value: float, text: str) 
 def test_a_miss_is_written_and_is_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    missed = Target("slow", "a over b", Spread(0.5, 0.4, 0.6), 1.0)
-    finish(argparse.Namespace(command="forward", out=tmp_path), CPU, [missed], rounds=3)
-    assert "MISSED" in capsys.readouterr().out
-    content = json.loads((tmp_path / "forward.json").read_text())
-    assert content["schema"] == 1
-    assert content["command"] == "forward"
-    assert content["rounds"] == 3
+    spread = Spread(0.5, 0.4, 0.6)
+    written = [Target.of("slow", "a over b", spread, at_least=1.0)]
+    written += [Target.of("small", "", spread, at_most=1.0), Target.of("any", "", [0.5])]
+    finish(argparse.Namespace(command="forward", out=tmp_path), CPU, written, rounds=3)
+    missed, met, *_ = capsys.readouterr().out.splitlines()
+    assert missed.endswith("≥ 1.000\u00a0×  MISSED")
+    assert met.endswith("≤ 1.000\u00a0×  met")
+    content = read_evaluation(tmp_path / "forward.json")
+    assert targets(content) == written
+    assert (content["command"], content["rounds"]) == ("forward", 3)
     assert content["machine"] == measured_on(CPU)["machine"]
     assert content["machine"]["name"] == described(CPU)["name"]
-    assert content["targets"] == [
-        {
-            "name": "slow",
-            "what": "a over b",
-            "ratio": {"median": 0.5, "low": 0.4, "high": 0.6},
-            "target": 1.0,
-            "at_least": True,
-            "unit": "×",
-            "met": False,
-        }
-    ]
 
 
 def test_live_bytes_count_what_is_alive_at_once() -> None:
