@@ -168,99 +168,72 @@ def _content(data: bytes, schema: int) -> dict[str, Any]:
     return content
 
 
+COLUMNS: Final = (
+    # of the file
+    *("study", "path", "digest", "kind", "measured", "note", "why", "date", "device", "machine"),
+    *("dtype", "rounds", "scale"),
+    # of the run, a layer over some ranks
+    *("run", "model", "shape", "ranks", "experts_per_rank", "loads_why", "link"),
+    # of the point, a batch under a routing
+    *("point", "tokens_per_rank", "batch", "prompt", "place", "source", "peak"),
+    # of the part, the method and the phase
+    *("part", "layers", "label", "method", "gamma", "granularity", "candidates", "phase"),
+    *("seconds", "seconds_q1", "seconds_q3"),
+    # of the total
+    *("speedup", "speedup_q1", "speedup_q3", "ideal", "reached", "miss_seconds", "miss_speedup"),
+)
+"""The columns of times, a row for each point, part, method and phase, as :func:`study_rows` yields
+them; a missing text is empty. ``path`` and ``digest``, the beginning of its SHA-256, are of a file
+that was read."""
+_NUMBERS: Final = ("peak", "gamma", *COLUMNS[COLUMNS.index("seconds") :])
+
+
 def timings_of(rows: Iterable[dict[str, Any]] = ()) -> pd.DataFrame:
     """Return times as a data frame with :data:`COLUMNS`."""
     import pandas as pd
 
-    frame = pd.DataFrame(rows, columns=[*COLUMNS])
-    return frame.astype(dict.fromkeys(_NUMBERS, float))
-
-
-COLUMNS: Final = {
-    # of the file
-    "study": "empty for a layer that was asked for by hand",
-    "path": "of a file that was read",
-    "digest": "the beginning of its SHA-256",
-    "kind": "emulated or measured",
-    "measured": "the kind in words, of which EMULATED cannot be overlooked",
-    "note": "the warning of an emulation",
-    "why": "the reason for its sizes",
-    "date": "ISO 8601",
-    "device": "cpu or cuda",
-    "machine": "in words",
-    "dtype": "",
-    "rounds": "counted rounds, over which medians and quartiles are",
-    "scale": "the divisor of the model's widths",
-    # of the run, a layer over some ranks
-    "run": "its number in the file, from 0",
-    "model": "the paper's, or the name of the shape of a layer by hand",
-    "shape": "the name of the layer's sizes",
-    "ranks": "",
-    "experts_per_rank": "",
-    "loads_why": "the reason for the routing",
-    "link": "the source of an emulated exchange",
-    # of the point, a batch under a routing
-    "point": "its number in the run, from 0",
-    "tokens_per_rank": "",
-    "batch": "sequences over all ranks",
-    "prompt": "tokens of each",
-    "place": "the workload of the paper that it stands for",
-    "source": "of the routing: a peak, Figure 1 or a record",
-    "peak": "the fullest expert's load over the mean",
-    # of the part, the method and the phase
-    "part": "layer, or prefill of a whole model",
-    "layers": "MoE layers of the part",
-    "label": "the method with all its knobs",
-    "method": "dropless without a capacity",
-    "gamma": "",
-    "granularity": "what a capacity bounds: expert or device",
-    "candidates": "which experts expanded_drop adds",
-    "phase": "total for all of them together",
-    "seconds": "the median, with quartiles",
-    "seconds_q1": "",
-    "seconds_q3": "",
-    # of the total
-    "speedup": "over the dropless pass of the same round",
-    "speedup_q1": "",
-    "speedup_q3": "",
-    "ideal": "pairs of the fullest rank without a capacity over those with one",
-    "reached": "the speedup's share of that gain",
-    "miss_seconds": "the share by which an emulation beside a measurement misses it",
-    "miss_speedup": "the same of the speedup",
-}
-"""The columns of times, a row for each point, part, method and phase; a missing text is empty."""
-_NUMBERS: Final = ("peak", "gamma", *[*COLUMNS][[*COLUMNS].index("seconds") :])
+    return pd.DataFrame(rows, columns=[*COLUMNS]).astype(dict.fromkeys(_NUMBERS, float))
 
 
 def study_rows(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the times of a study's content; :data:`COLUMNS` says what each field means."""
-    kind = content["kind"]
+    """Yield the times of a study's content, with :data:`COLUMNS` but those of a file."""
+    kind, machine = content["kind"], content["machine"]
     if kind == EMULATED and EMULATED.upper() not in (content["note"] or ""):
         raise ValueError("note does not say that it is EMULATED")
-    machine = content["machine"]
     noun = "thread" if machine["threads"] == 1 else "threads"
     threads = f", {machine['threads']} {noun}" if machine["device"] == "cpu" else ""
-    words = f"{machine['device']}: {machine['name']}{threads}, torch {machine['torch']}"
     of_file = {
-        **{name: content.get(name) or "" for name in ("study", "note", "why")},
-        **{name: content[name] for name in ("kind", "date", "dtype", "scale")},
-        **{"device": machine["device"], "machine": words},
-        "rounds": content["repeats"],
-        "measured": EMULATED.upper() if kind == EMULATED else kind,
+        "study": content.get("study") or "",  # empty for a layer that was asked for by hand
+        "kind": kind,  # emulated or measured
+        "measured": EMULATED.upper() if kind == EMULATED else kind,  # not to be overlooked
+        "note": content.get("note") or "",  # the warning of an emulation
+        "why": content.get("why") or "",  # the reason for its sizes
+        "date": content["date"],  # ISO 8601
+        "device": machine["device"],  # cpu or cuda
+        "machine": f"{machine['device']}: {machine['name']}{threads}, torch {machine['torch']}",
+        "dtype": content["dtype"],
+        "rounds": content["repeats"],  # counted ones, over which medians and quartiles are
+        "scale": content["scale"],  # the divisor of the model's widths
     }
     for number, run in enumerate(content["runs"]):
-        shape, link = run["shape"]["name"], run["link"]
         of_run = {
-            **{name: run[name] for name in ("ranks", "experts_per_rank")},
-            **{"run": number, "model": run["model"] or shape, "shape": shape},
-            **{"loads_why": run.get("why", ""), "link": link["source"] if link else ""},
+            "run": number,
+            "model": run["model"] or run["shape"]["name"],  # the paper's, or a shape by hand
+            "shape": run["shape"]["name"],
+            "ranks": run["ranks"],
+            "experts_per_rank": run["experts_per_rank"],
+            "loads_why": run.get("why", ""),  # the reason for the routing
+            "link": run["link"]["source"] if run["link"] else "",  # of an emulated exchange
         }
         for place, point in enumerate(run["points"]):
-            routing = point["routing"]
             of_point = {
-                **{name: point[name] for name in ("tokens_per_rank", "batch", "prompt")},
-                **{"point": place, "place": point.get("place") or ""},
-                **{"source": routing.get("source") or "", "peak": routing["peak"]},
+                "point": place,
+                "tokens_per_rank": point["tokens_per_rank"],
+                "batch": point["batch"],  # sequences over all ranks
+                "prompt": point["prompt"],  # tokens of each
+                "place": point.get("place") or "",  # the paper's workload that it stands for
+                "source": point["routing"].get("source") or "",  # a peak, Figure 1 or a record
+                "peak": point["routing"]["peak"],  # the fullest expert's load over the mean
             }
             for row in _of_point(point):
                 yield {**of_file, **of_run, **of_point, **row}
@@ -270,29 +243,29 @@ def _of_point(point: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each part, method and phase of a point."""
     prefill, check = point.get("prefill"), point.get("validation") or {}
     parts = [("layer", 1, point["timings"], check)]
-    if prefill:
+    if prefill:  # of a whole model, with so many MoE layers
         parts.append(("prefill", prefill["layers"], prefill["timings"], check.get("prefill") or {}))
     for part, layers, timings, beside in parts:
         if [timing["method"] for timing in timings if timing["label"] is None] != [DROPLESS]:
             raise ValueError(f"timings do not have one row {DROPLESS!r} without a label")
         for timing in timings:
-            label = timing["label"] or {"name": DROPLESS}
+            label = timing["label"] or {}
             miss = beside.get("errors", {}).get(timing["method"], {})
-            whole = {
-                **_quartiles("speedup", timing["speedup"]),
-                "ideal": timing["ideal_rank"],
-                "reached": timing["reached"],
+            of_method = {
+                "part": part,
+                "layers": layers,
+                "label": timing["method"],  # with all its knobs
+                "method": label.get("name", DROPLESS),
+                **{name: label.get(name) for name in ("gamma", "granularity", "candidates")},
+                **_quartiles("speedup", timing["speedup"]),  # over dropless in the same round
+                "ideal": timing["ideal_rank"],  # pairs of the fullest rank, dropless over these
+                "reached": timing["reached"],  # the speedup's share of that gain
+                # the share by which an emulation beside a measurement misses it
                 "miss_seconds": miss.get("total"),
                 "miss_speedup": miss.get("speedup"),
             }
-            for phase, spread in timing["seconds"].items():
-                yield {
-                    **{"part": part, "layers": layers, "label": timing["method"]},
-                    **{name: label.get(name) for name in ("gamma", "granularity", "candidates")},
-                    **{"method": label["name"], "phase": phase},
-                    **_quartiles("seconds", spread),
-                    **whole,
-                }
+            for phase, spread in timing["seconds"].items():  # total for all of them together
+                yield {**of_method, "phase": phase, **_quartiles("seconds", spread)}
 
 
 def _quartiles(name: str, spread: Mapping[str, float]) -> dict[str, float]:
