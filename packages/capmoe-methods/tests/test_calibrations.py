@@ -34,39 +34,19 @@ MME = TaskId("mme", "mme", "lmms-lab/MME", "acc", 0, images=True)
 TINY = ModelId("tiny", "tiny:olmoe", dtype="float32")
 LLAVA = ModelId("tiny_llava", "tiny:llava_olmoe", dtype="float32")
 PLACED = {"name": "score", "gamma": 0.5, "ep_size": 4, "granularity": "device"}
+EPLB = PLACED | {"placement": "eplb"}
+SERE = {"name": "sere", "min_similarity": 0.0, "k0": 1}
 MACS = {"name": "macs", "gamma": 0.5, "ep_size": 2}
-ADAPTIVE = {"name": "score", "gamma": "adaptive", "ep_size": 2}
-
+ADAPTIVE = {"name": "score", "gamma": "adaptive", "ep_size": 2, "budget": 0.3}
+STRICT, BY_SCORES = MACS | {"modality_threshold": 0.9}, ADAPTIVE | {"budget_of": "scores"}
 
 # Of each kind the setting that asks for it, settings that are calibrated first, and others.
-KINDS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = {
-    "loads": (
-        "placement=eplb",
-        [PLACED | {"placement": "eplb"}, PLACED | {"placement": "eplb", "ep_size": 2}],
-        [PLACED],
-    ),
-    "similarity": (
-        "method=sere",
-        [
-            {"name": "sere", "min_similarity": least, "k0": k0}
-            for least, k0 in ((0.0, 1), (0.5, 1), (0.0, 2))
-        ],
-        [],
-    ),
-    "modalities": (
-        "method=macs",
-        [MACS, MACS | {"modality_threshold": 0.9}],
-        [MACS | {"rho": 0.0}, MACS | {"name": "score"}],
-    ),
-    "curves": (
-        "gamma=adaptive",
-        [
-            ADAPTIVE | {"budget": 0.05},
-            ADAPTIVE | {"budget": 0.3},
-            ADAPTIVE | {"budget": 0.3, "budget_of": "scores"},
-        ],
-        [],
-    ),
+Kind = tuple[str, list[dict[str, Any]], list[dict[str, Any]]]
+KINDS: dict[str, Kind] = {
+    "loads": ("placement=eplb", [EPLB, EPLB | {"ep_size": 2}], [PLACED]),
+    "similarity": ("method=sere", [SERE, SERE | {"min_similarity": 0.5}, SERE | {"k0": 2}], []),
+    "modalities": ("method=macs", [MACS, STRICT], [MACS | {"rho": 0.0}, MACS | {"name": "score"}]),
+    "curves": ("gamma=adaptive", [ADAPTIVE | {"budget": 0.05}, ADAPTIVE, BY_SCORES], []),
 }
 
 
