@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import timing_files as files
 from capmoe_eval.beside import BESIDE
@@ -13,22 +12,13 @@ from capmoe_eval.report.figures.catalogue import figures, get_figure
 from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
 from capmoe_eval.report.figures.write import describe, measured
 from capmoe_eval.report.tables.filled import measured_table
-from matplotlib.figure import Figure
 from tests.golden import FILES, drawn, framed, read
 from tests.golden.test_golden import differences
 from tests.report.tables import cell
 
-FIGURES = ("fig4", "fig6")
-
 
 def evidence(name: str, folder: Path) -> Sources:
     return gather(get_figure(name), FigurePlans(), folder)
-
-
-def make(name: str, folder: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The data of a figure, and its notes."""
-    sources = evidence(name, folder)
-    return measured(get_figure(name), sources), sources.notes
 
 
 def run(*words: str | Path) -> int:
@@ -38,15 +28,20 @@ def run(*words: str | Path) -> int:
     return done.value.code
 
 
-@pytest.mark.parametrize("name", FIGURES)
+def titles(name: str, study: Sources) -> list[str]:
+    """The title of a figure, and those of its panels."""
+    figure = get_figure(name)(study)
+    return [figure.get_suptitle(), *(axes.get_title() for axes in figure.axes)]
+
+
+@pytest.mark.parametrize("name", ["fig4", "fig6"])
 def test_an_emulation_says_so_everywhere(name: str) -> None:
-    spec, study = get_figure(name), evidence(name, files.BENCH)
-    title, *panels = titles(spec(study))
-    is_single = name != "fig6"  # the others have speedups
+    study = evidence(name, files.BENCH)
+    title, *panels = titles(name, study)
     assert title.startswith("EMULATED")
-    assert title.endswith("; 1 run, no error bars") == is_single
+    assert title.endswith("; 1 run, no error bars") == (name == "fig4")  # which has speedups
     assert all("EMULATED" in each for each in panels)
-    description = describe(spec, study)
+    description = describe(get_figure(name), study)
     assert "EMULATED" in description["title"]
     assert any(note.startswith("EMULATED:") for note in description["notes"])
     peaks = "(Figure 1), divided by their mean: at most 5.6, printed 7.2."
@@ -54,30 +49,23 @@ def test_an_emulation_says_so_everywhere(name: str) -> None:
     assert "{" not in description["title"] + description["caption"]
 
 
-def titles(figure: Figure) -> list[str]:
-    """The title of a figure, and those of its panels."""
-    return [figure.get_suptitle(), *(axes.get_title() for axes in figure.axes)]
-
-
 def test_the_other_file_is_named(tmp_path: Path) -> None:
     files.write(tmp_path, files.committed("speedup"))
     point = files.point([files.row(), files.row(files.label("score", 2.0), 1.2)])
     two = files.run([point], ranks=2, link=None)
     files.write(tmp_path, files.study("speedup", [two], "measured"), "ep-speedup-2-measured.json")
-    rows, notes = make("fig4", tmp_path)
-    assert rows["ranks"].iloc[0] == 8
-    assert (
-        "Not shown, from ep-speedup-2-measured.json (measured): OLMoE on 2 ranks × 32 experts."
-        in notes
-    )
+    study = evidence("fig4", tmp_path)
+    assert measured(get_figure("fig4"), study)["ranks"].iloc[0] == 8
+    other = "Not shown, from ep-speedup-2-measured.json (measured): OLMoE on 2 ranks × 32 experts."
+    assert other in study.notes
     # A measured run on the paper's number of ranks is shown, beside the emulated others.
     eight = files.run([point], link=None)
     files.write(tmp_path, files.study("speedup", [eight], "measured"), "ep-speedup-8-measured.json")
-    spec, study = get_figure("fig4"), evidence("fig4", tmp_path)
-    title, *panels = titles(spec(study))
+    study = evidence("fig4", tmp_path)
+    title, *panels = titles("fig4", study)
     assert title.startswith("partly EMULATED: see each panel")
     assert ["EMULATED" in each for each in panels] == [False, True, True, True]
-    assert describe(spec, study)["title"].endswith("(partly EMULATED)")
+    assert describe(get_figure("fig4"), study)["title"].endswith("(partly EMULATED)")
 
 
 @pytest.mark.slow
