@@ -60,10 +60,10 @@ class Curves(Observer):
         score_P = scores.score_TE.gather(1, topk_TK).reshape(-1).double()
         own_B = torch.bincount(bucket_P, minlength=len(groups.tokens) * units)
         order_P = best_first(bucket_P, score_P)
+        bucket_P, score_P = bucket_P[order_P], score_P[order_P]
         first_B = own_B.cumsum(0) - own_B
-        place_P = torch.empty_like(order_P)  # in the bucket, from 0 for the highest score
-        numbers_P = torch.arange(len(order_P), device=order_P.device)
-        place_P[order_P] = numbers_P - first_B[bucket_P[order_P]]
+        # In the bucket, from 0 for the highest score.
+        place_P = torch.arange(len(order_P), device=order_P.device) - first_B[bucket_P]
         group_P = bucket_P // units
         lost_X = torch.stack([score_P[place_P >= limit_G[group_P]].sum() for limit_G in limit_XG])
         demand_GU = of.ranks.total(own_B).view(-1, units)
