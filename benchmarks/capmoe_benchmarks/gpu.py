@@ -23,7 +23,7 @@ import capmoe_eval
 import torch
 import transformers
 from capmoe_bench import decision, rounds
-from capmoe_bench.ep.benchmark import plan, time_study
+from capmoe_bench.ep.benchmark import StudyTimer, plan
 from capmoe_bench.ep.layer import LayerSetting, find_shape
 from capmoe_bench.ep.links import emulated_link
 from capmoe_bench.ep.skew import skewed_model
@@ -290,7 +290,7 @@ def _study(name: str, setting: GpuSetting) -> Measured:
     )
     link = emulated_link(arguments, setting.device)
     jobs = plan(study, Path("results/zoo"), setting.device, setting.dtype)
-    file = time_study(study, jobs, link, arguments)
+    file = StudyTimer(study, arguments).file(jobs, link)
     more: dict[str, Any] = {"place": study.place, "note": file["note"], "link": str(link)}
     if setting.is_full:  # a rehearsal's would stand among the figures
         path = setting.out / f"ep-{name}-emulated-gpu.json"

@@ -7,7 +7,7 @@ import ctypes
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
     ]
     world = World.join(device) if processes else None
     for study, jobs in planned:
-        file = time_study(study, jobs, link, arguments, world)
+        file = StudyTimer(study, arguments, world).file(jobs, link)
         if not process_rank():
             ranks = f"{processes}-" if processes else ""
             path = arguments.out / f"ep-{study.name}-{ranks}{file['kind']}.json"
@@ -171,121 +171,103 @@ def _routings(case: ModelCase, results: Path) -> tuple[Shape, list[Routing]]:
     )
 
 
-def time_study(
-    study: StudyPlan,
-    jobs: Sequence[Job],
-    link: Link | str,
-    arguments: argparse.Namespace,
-    world: World | None = None,
-) -> dict[str, Any]:
-    """Time jobs, on real ranks where there is a world and emulated otherwise; return the file.
+@dataclass(frozen=True)
+class StudyTimer:
+    """Times the jobs of a study, on real ranks where there is a world and emulated otherwise."""
 
-    ``link`` is the emulated one, or the machine whose balance it shall have; ``arguments`` has
-    repeats, warmup and validate.
-    """
-    setting = jobs[0][1]
-    return {
-        "schema": STUDY_SCHEMA,
-        "command": "ep",
-        "study": study.name if study.name in STUDIES else None,
-        **{name: getattr(study, name) for name in ("place", "why", "scale", "batch_divisor")},
-        "kind": "measured" if world else EMULATED_KIND,
-        "note": None if world else EMULATED,
-        **measured_on(setting.device),
-        "backend": world.backend if world else None,
-        "dtype": dtype_name(setting.dtype),
-        "repeats": arguments.repeats,
-        "warmup": arguments.warmup,
-        "runs": [_run(study, job, None if world else link, arguments, world) for job in jobs],
-    }
+    study: StudyPlan
+    arguments: argparse.Namespace  # with repeats, warmup and validate
+    world: World | None = None
 
+    def file(self, jobs: Sequence[Job], link: Link | str) -> dict[str, Any]:
+        """Return the file of the jobs; a link is emulated, or has the balance of a machine."""
+        study, world, setting = self.study, self.world, jobs[0][1]
+        return {
+            "schema": STUDY_SCHEMA,
+            "command": "ep",
+            "study": study.name if study.name in STUDIES else None,
+            **{name: getattr(study, name) for name in ("place", "why", "scale", "batch_divisor")},
+            "kind": "measured" if world else EMULATED_KIND,
+            "note": None if world else EMULATED,
+            **measured_on(setting.device),
+            "backend": world.backend if world else None,
+            "dtype": dtype_name(setting.dtype),
+            "repeats": self.arguments.repeats,
+            "warmup": self.arguments.warmup,
+            "runs": [self._run(job, None if world else link) for job in jobs],
+        }
 
-def _run(
-    study: StudyPlan,
-    job: Job,
-    link: Link | str | None,
-    arguments: argparse.Namespace,
-    world: World | None,
-) -> dict[str, Any]:
-    """Return what the file says of a job; a machine's balance is taken at its first point."""
-    case, setting, batches, routings = job
-    shape = setting.shape
-    if isinstance(link, str):
-        tokens = batches[0].tokens
-        logits_TE = routings[0][1](tokens, shape.n_experts, shape.top_k)
-        rate = _expert_rate(TimedLayer(setting, logits_TE))
-        fewer = study.workloads[0].tokens / tokens
-        link = balanced_link(link, rate, setting.dtype, width=study.scale, tokens=fewer)
-    points = []
-    for batch, routing in itertools.product(batches, routings):
-        peak = routing[0].get("wanted_peak")
-        say(
-            f"ep: {case.title}, {case.ranks} ranks, {batch.tokens // case.ranks} tokens per rank, "
-            f"routing of {routing[0]['source']}{'' if peak is None else f' {peak:g}'}, "
-            f"{len(study.methods)} methods"
-        )
-        points.append(_point(study, setting, batch, routing, link, arguments, world))
-    return {
-        "model": case.title,
-        "shape": asdict(shape),
-        "ranks": case.ranks,
-        "experts_per_rank": shape.n_experts // case.ranks,
-        "why": case.why,
-        "link": link and asdict(link),
-        "points": points,
-    }
+    def _run(self, job: Job, link: Link | str | None) -> dict[str, Any]:
+        """Return what the file says of a job; a machine's balance is taken at its first point."""
+        case, setting, batches, routings = job
+        shape = setting.shape
+        if isinstance(link, str):
+            tokens = batches[0].tokens
+            logits_TE = routings[0][1](tokens, shape.n_experts, shape.top_k)
+            rate = _expert_rate(TimedLayer(setting, logits_TE))
+            fewer = self.study.workloads[0].tokens / tokens
+            link = balanced_link(link, rate, setting.dtype, width=self.study.scale, tokens=fewer)
+        points = []
+        for batch, routing in itertools.product(batches, routings):
+            peak = routing[0].get("wanted_peak")
+            say(
+                f"ep: {case.title}, {case.ranks} ranks, {batch.tokens // case.ranks} tokens per "
+                f"rank, routing of {routing[0]['source']}{'' if peak is None else f' {peak:g}'}, "
+                f"{len(self.study.methods)} methods"
+            )
+            points.append(self._point(setting, batch, routing, link))
+        return {
+            "model": case.title,
+            "shape": asdict(shape),
+            "ranks": case.ranks,
+            "experts_per_rank": shape.n_experts // case.ranks,
+            "why": case.why,
+            "link": link and asdict(link),
+            "points": points,
+        }
 
+    def _point(
+        self, setting: LayerSetting, batch: Workload, routing: Routing, link: Link | None
+    ) -> dict[str, Any]:
+        """Return the timings of one batch under one routing.
 
-def _point(
-    study: StudyPlan,
-    setting: LayerSetting,
-    batch: Workload,
-    routing: Routing,
-    link: Link | None,
-    arguments: argparse.Namespace,
-    world: World | None,
-) -> dict[str, Any]:
-    """Return the timings of one batch under one routing.
-
-    An emulation beside real ranks is timed in the same rounds, in all processes at the same time.
-    Ranks on one machine share its memory and whatever else disturbs it, and so must the emulation.
-    """
-    shape, ranks, tokens = setting.shape, setting.ranks, batch.tokens // setting.ranks
-    logits = [
-        routing[1](batch.tokens, shape.n_experts, shape.top_k, layer=number)
-        for number in range(max(1, study.layers))
-    ]
-    models: list[list[TimedLayer]] = []
-    if world:
-        models.append(
-            [
-                TimedLayer(replace(setting, seed=number), each, world)
-                for number, each in enumerate(logits)
-            ]
-        )
-        link = measured_link(world, setting.device) if arguments.validate else None
-    if link:
-        models.append([TimedLayer(setting, each, link=link) for each in logits])
-    methods = [create_method(**knobs, ep_size=ranks) for knobs in study.methods]
-    prefills = [TimedPrefill(each, tokens, batch.prompt) for each in models if study.layers]
-    rounds = {"repeats": arguments.repeats, "warmup": arguments.warmup}
-    rows = time_layers([each[0] for each in models], methods, **rounds)
-    whole = time_layers(prefills, methods, **rounds)
-    more: dict[str, Any] = {}
-    if whole:
-        more["prefill"] = {"layers": study.layers, "prompt": batch.prompt, "timings": whole[0]}
-    if world and link:
-        check = _compared(*rows) | ({"prefill": _compared(*whole)} if whole else {})
-        more["validation"] = {"note": EMULATED, "link": asdict(link), **check}
-    return {
-        "tokens_per_rank": tokens,
-        "batch": batch.sequences,
-        "prompt": batch.prompt,
-        "place": batch.place,
-        "routing": {**routing[0], "peak": peak_load(logits[0], shape.top_k)},
-        "timings": rows[0],
-        **more,
-    }
+        An emulation beside real ranks is timed in the same rounds, in all processes at the same
+        time. Ranks on one machine share its memory and whatever else disturbs it, and so must the
+        emulation.
+        """
+        study, world, shape, ranks = self.study, self.world, setting.shape, setting.ranks
+        logits = [
+            routing[1](batch.tokens, shape.n_experts, shape.top_k, layer=number)
+            for number in range(max(1, study.layers))
+        ]
+        models: list[list[TimedLayer]] = []
+        if world:
+            seeds = [replace(setting, seed=number) for number in range(len(logits))]
+            models.append([TimedLayer(*of, world) for of in zip(seeds, logits, strict=True)])
+            link = measured_link(world, setting.device) if self.arguments.validate else None
+        if link:
+            models.append([TimedLayer(setting, each, link=link) for each in logits])
+        methods = [create_method(**knobs, ep_size=ranks) for knobs in study.methods]
+        tokens = batch.tokens // ranks
+        prefills = [TimedPrefill(each, tokens, batch.prompt) for each in models if study.layers]
+        rounds = {name: getattr(self.arguments, name) for name in ("repeats", "warmup")}
+        rows = time_layers([each[0] for each in models], methods, **rounds)
+        whole = time_layers(prefills, methods, **rounds)
+        more: dict[str, Any] = {}
+        if whole:
+            more["prefill"] = {"layers": study.layers, "prompt": batch.prompt, "timings": whole[0]}
+        if world and link:
+            check = _compared(*rows) | ({"prefill": _compared(*whole)} if whole else {})
+            more["validation"] = {"note": EMULATED, "link": asdict(link), **check}
+        return {
+            "tokens_per_rank": tokens,
+            "batch": batch.sequences,
+            "prompt": batch.prompt,
+            "place": batch.place,
+            "routing": {**routing[0], "peak": peak_load(logits[0], shape.top_k)},
+            "timings": rows[0],
+            **more,
+        }
 
 
 def _expert_rate(layer: TimedLayer) -> float:
