@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from capmoe_eval.errors import UsageError
@@ -44,17 +45,6 @@ from capmoe_serve.server.seam import VLLM_LIBRARY
 
 _AT_ONCE: Final = 10**9
 """Requests that lm-eval gives to the engine at once: all of them."""
-
-
-@contextmanager
-def _replaced(name: str, value: object) -> Iterator[None]:
-    """Put another class into lm-eval's module in a ``with`` block: it has no argument for one."""
-    stock = getattr(vllm_causallms, name)
-    setattr(vllm_causallms, name, value)
-    try:
-        yield
-    finally:
-        setattr(vllm_causallms, name, stock)
 
 
 class EngineSteps(Observer):
@@ -140,7 +130,8 @@ class CapmoeVllmLM(VLLM):
         self._first: list[int] = []  # the steps in which the requests of a call began
         self.on_progress: OnProgress = lambda *_: None
         self._begun, self._asked = 0, 0  # requests of a call: in a step so far, and all
-        with _replaced("LLM", start_engine):
+        # lm-eval has no argument for another class.
+        with patch.object(vllm_causallms, "LLM", start_engine):
             super().__init__(
                 pretrained=checkpoint,
                 tokenizer=directory.name,
@@ -241,7 +232,7 @@ class CapmoeVllmLM(VLLM):
                     super().__init__(arr, sort_fn, *args, **kwargs)
                 collators.append(self)
 
-        with _replaced("Collator", Arrivals):
+        with patch.object(vllm_causallms, "Collator", Arrivals):
             yield
         for document, step in zip(of, collators[-1].get_original(self._first), strict=True):
             self.batches[document] = min(step, self.batches.get(document, step))

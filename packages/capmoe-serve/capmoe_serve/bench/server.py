@@ -8,10 +8,11 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from capmoe_bench.ep.layer import LayerSetting, find_shape
@@ -248,17 +249,10 @@ def timed(capacity: Any) -> Iterator[Mapping[str, float]]:
     for part in capacity._layers:
         keys = {"_plans_of_step": "plans", "_stock_route": "stock_route", "_emit": "emit"}
         places += [(part, name, key) for name, key in keys.items()]
-    before = [(place, name, place.__dict__.get(name)) for place, name, _ in places]
-    for place, name, key in places:
-        setattr(place, name, of(key, getattr(place, name)))
-    try:
+    with ExitStack() as stack:
+        for place, name, key in places:
+            stack.enter_context(patch.object(place, name, of(key, getattr(place, name))))
         yield seconds
-    finally:
-        for place, name, value in before:
-            if value is None:
-                delattr(place, name)
-            else:
-                setattr(place, name, value)
 
 
 def _model(

@@ -11,7 +11,7 @@ from typing import Any, Final
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.files import read_bytes
 
-from capmoe_serve.readers.recordings import read_counts, read_csv, read_sglang
+from capmoe_serve.readers.recordings import RECORDINGS, read_counts, read_recordings
 from capmoe_serve.readers.responses import read_responses
 from capmoe_serve.trace import OWN_ARRAYS, SUFFIX, Trace, check_regular, load_trace
 
@@ -64,10 +64,8 @@ def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
         return read_responses(path, n_experts, top_k)
     if "logical_count" in fields:
         return read_counts(content, path)
-    if path.suffix == ".pt":
-        return read_sglang([path], n_experts)
-    if path.suffix == ".csv":
-        return read_csv([path], n_experts, top_k)
+    if path.suffix in RECORDINGS:
+        return read_recordings([path], n_experts, top_k)
     raise UsageError(
         f"{shown(path)}: not the name of a trace; must be a file that ends in {SUFFIX} (ours), "
         ".jsonl (responses of vLLM or SGLang, or a .json list of them), .pt, .csv or .json "
@@ -77,13 +75,9 @@ def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
 
 def _in_directory(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
     """Read the recordings of several ranks, which are all the files of their kind there."""
-    for suffix in (".pt", ".csv"):
+    for suffix in RECORDINGS:
         if files := sorted(path.glob(f"*{suffix}")):
-            for file in files:
-                check_regular(file)
-            if suffix == ".pt":
-                return read_sglang(files, n_experts)
-            return read_csv(files, n_experts, top_k)
+            return read_recordings(files, n_experts, top_k)
     raise UsageError(
         f"{shown(path)}: is a directory without recordings of SGLang (.pt, .csv); give the "
         "file of a trace"

@@ -16,7 +16,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from capmoe_eval.errors import UsageError, first_line, reading, shown
@@ -30,6 +30,19 @@ _NAME = re.compile(r"rank(\d+)_timestamp([\d.]+)\.csv$")
 
 # Shape suffixes: S steps, R records or rows, L layers of the model (dense ones, too), P physical
 # experts (with redundant copies), E logical experts, T tokens, K places (8, whatever the top-k).
+
+
+RECORDINGS: Final = (".pt", ".csv")
+"""How the names of recordings end, those of today's recorder first."""
+
+
+def read_recordings(paths: Sequence[Path], n_experts: int | None, top_k: int | None) -> Trace:
+    """Read one recording, or those of several ranks, of one kind."""
+    for path in paths:
+        check_regular(path)
+    if paths[0].suffix == ".pt":
+        return read_sglang(paths, n_experts)
+    return read_csv(paths, n_experts, top_k)
 
 
 def read_sglang(paths: Sequence[Path], n_experts: int | None = None) -> Trace:
@@ -256,7 +269,6 @@ def load_tensors(path: Path) -> Any:
     """
     import torch
 
-    check_regular(path)
     try:
         with path.open("rb") as file:
             start = file.read(2)
@@ -287,10 +299,9 @@ def array(field: str, tensor: Any) -> Array:
     """
     import torch
 
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        raise UsageError(f"{field}: is no dense tensor; save one by torch.save")
-    if tensor.is_quantized or tensor.is_meta:
-        raise UsageError(f"{field}: is quantized, or without numbers; save plain numbers")
+    is_dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+    if not is_dense or tensor.is_quantized or tensor.is_meta:
+        raise UsageError(f"{field}: is no dense tensor of plain numbers; save one by torch.save")
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UsageError(f"{field}: repeats its numbers (expand); save tensor.contiguous()")
     tensor = tensor.detach()
