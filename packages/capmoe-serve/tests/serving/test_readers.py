@@ -410,21 +410,3 @@ def test_counts_in_json(tmp_path: Path) -> None:
     path.write_text(json.dumps({"logical_count": [[0.5, 1], [4]]}))
     with pytest.raises(UsageError, match=r"counts\.json: unexpected layout"):
         read_trace(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "part"),
-    [
-        ({"logical_count": Path("x")}, "weights_only=True"),  # and is not run
-        ({"records": []}, "neither logical_count nor records"),
-        ({"logical_count": torch.zeros(2, 2, 4)}, "all are 0"),
-        ({"logical_count": [1]}, "logical_count: is no dense tensor"),
-        (recording(records=[{"forward_pass_id": 1}]), "unexpected layout"),
-    ],
-)
-def test_a_file_of_torch_that_is_no_recording_is_refused(
-    content: Any, part: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=part) as refused:
-        read_trace(saved(tmp_path / "r.pt", content))
-    assert "\n" not in str(refused.value)

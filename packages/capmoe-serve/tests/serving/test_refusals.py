@@ -70,6 +70,11 @@ REFUSED = {
         "traces/named.npz": "layers=abcd: must be a list of names",
         "traces/expanded.pt": "logical_count: repeats its numbers (expand)",
         "traces/gradient.pt": "load_SLE: float32",
+        "traces/program.pt": "weights_only=True",  # and is not run
+        "traces/nothing.pt": "has neither logical_count nor records",
+        "traces/zeros.pt": "logical_count: all are 0",
+        "traces/list.pt": "logical_count: is no dense tensor",
+        "traces/fields.pt": "unexpected layout",
         "traces/memo.pt": "no whole file of torch.save",
         "traces/cut.pt": "no whole file of torch.save",
         "traces/text.pt": "it begins with other bytes",
@@ -124,12 +129,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = bytearray((traces / "named.npz").read_bytes())
     data[data.index(b"NUMPY", data.index(b"load_SLE.npy")) + 140] ^= 255  # of a count
     (traces / "flipped.npz").write_bytes(data)
-    for name, count in {"0": torch.ones(2, 3, 8, dtype=torch.int64), "flat": torch.ones(8)}.items():
+    for name, count in {
+        "0": torch.ones(2, 3, 8, dtype=torch.int64),
+        "flat": torch.ones(8),
+        "program": Path("x"),
+        "zeros": torch.zeros(2, 2, 4),
+        "list": [1],
+        "expanded": torch.ones(1, 1, 1, dtype=torch.int64).expand(9**5, 9**5, 4),
+        "gradient": torch.ones(2, 1, 4, requires_grad=True),
+    }.items():
         torch.save({"logical_count": count}, traces / f"{name}.pt")
+    torch.save({"records": []}, traces / "nothing.pt")
+    fields = {"last_physical_to_logical_map": torch.zeros(1, 1, dtype=torch.int64)}
+    torch.save(fields | {"records": [{"forward_pass_id": 1}]}, traces / "fields.pt")
     torch.save({"weight": torch.ones(8)}, traces / "other.pt")
-    count = torch.ones(1, 1, 1, dtype=torch.int64).expand(9**5, 9**5, 4)
-    torch.save({"logical_count": count}, traces / "expanded.pt")
-    torch.save({"logical_count": torch.ones(2, 1, 4, requires_grad=True)}, traces / "gradient.pt")
     (traces / "memo.pt").write_bytes(b"\x80\x02h\x05.")  # asks for what it never put
     (traces / "text.pt").write_text("a")
     for kind in ("npz", "pt"):
