@@ -10,7 +10,6 @@ import dataclasses
 import glob
 import math
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -293,26 +292,22 @@ def of_shape(trace: Trace, records: Sequence[Record]) -> tuple[list[Record], lis
     """
     if not records:
         return [], []
-    fitting: list[Record] = []
-    depths: list[int] = []
-    others: Counter[str] = Counter()
-    for record in records:
-        layers = Counter((layer.n_experts, layer.top_k) for layer in record.layers)
-        depth = sum(
-            number
-            for (n_experts, top_k), number in layers.items()
-            if n_experts == trace.n_experts and trace.top_k in (None, top_k)
-        )
-        if depth >= trace.n_layers:
-            fitting.append(record)
-            depths.append(depth)
-        else:
-            others[", ".join(_shape_in_words(*of, layers[of]) for of in sorted(layers))] += 1
+    layers = results_of(records).layers
+    shapes = layers.groupby(["cell", "n_experts", "top_k"], as_index=False).size()
+    is_alike = shapes["n_experts"] == trace.n_experts
+    if trace.top_k is not None:
+        is_alike &= shapes["top_k"] == trace.top_k
+    depths = shapes["size"].where(is_alike, 0).groupby(shapes["cell"]).sum()
+    fitting = depths[depths >= trace.n_layers]
+    others = shapes[~shapes["cell"].isin(fitting.index)]
+    sizes = others[["n_experts", "top_k", "size"]].to_numpy().tolist()
+    words = others.assign(shape=[_shape_in_words(*size) for size in sizes])
+    numbers = words.groupby("cell")["shape"].agg(", ".join).value_counts().sort_index()
     left_out = " and ".join(
-        f"{_counted(number, 'record')} with {shape}" for shape, number in sorted(others.items())
+        f"{_counted(number, 'record')} with {shape}" for shape, number in numbers.items()
     )
     trace_shape = _shape_in_words(trace.n_experts, trace.top_k, trace.n_layers)
-    if not fitting:
+    if fitting.empty:
         raise UsageError(
             f"results: {left_out}; the trace has {trace_shape}; give records of the model that was "
             "served (--results, --model), and a trace without layers that no evaluation has (MTP)"
@@ -322,11 +317,11 @@ def of_shape(trace: Trace, records: Sequence[Record]) -> tuple[list[Record], lis
         doubts.append(
             f"What {left_out} say: they are left out, because the trace has {trace_shape}."
         )
-    if (most := max(depths)) > trace.n_layers:
+    if (most := int(fitting.max())) > trace.n_layers:
         deeper = f"the records have {most} MoE layers, the trace has {trace.n_layers}"
         doubts.append(f"Whether the records are of the model that was served: {deeper}.")
         print_warning(f"results: {deeper}; unless it lacks layers, they are of another model")
-    return fitting, doubts
+    return [record for record in records if record.digest in fitting.index], doubts
 
 
 def _shape_in_words(n_experts: int, top_k: int | None, layers: int) -> str:

@@ -104,18 +104,19 @@ def read_csv(paths: Sequence[Path], n_experts: int | None, top_k: int | None) ->
     import pandas as pd
 
     fix = "give the files that SGLang's /dump_expert_distribution_record wrote"
-    by_rank: dict[str, list[Path]] = {}
+    by_rank: dict[str, list[tuple[float, Path]]] = {}
     for path in paths:
         name = _NAME.search(path.name)
         if name is None and len(paths) > 1:
             raise UsageError(f"{path}: its name has no rank and time, as {_NAME.pattern}; {fix}")
-        by_rank.setdefault("" if name is None else name[1], []).append(path)
+        rank, time = ("", 0.0) if name is None else (name[1], float(name[2]))
+        by_rank.setdefault(rank, []).append((time, path))
     if len({len(files) for files in by_rank.values()}) > 1:
         numbers = ", ".join(f"{len(files)} of rank {rank}" for rank, files in by_rank.items())
         raise UsageError(f"{paths[0].parent}: {numbers} files; give as many of every rank")
     frames = []
     for files in by_rank.values():
-        for step, path in enumerate(sorted(files, key=_time)):
+        for step, (_, path) in enumerate(sorted(files)):
             with reading(path, "not a table of counts", fix):
                 frame = pd.read_csv(path)
                 if list(frame) != ["layer_id", "expert_id", "count"]:
@@ -139,11 +140,6 @@ def read_csv(paths: Sequence[Path], n_experts: int | None, top_k: int | None) ->
     if n_experts is None:  # the files leave out what has no token
         source += f"; assumed {len(experts)} experts, up to the highest number (--experts)"
     return counted(count_SLE.reshape(*map(len, axes)), source, top_k, layers)
-
-
-def _time(path: Path) -> float:
-    name = _NAME.search(path.name)
-    return 0.0 if name is None else float(name[2])
 
 
 def counted(

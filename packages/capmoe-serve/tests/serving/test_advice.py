@@ -472,8 +472,6 @@ def test_capacities_on_copies_alone_are_not_called_unmeasured() -> None:
 
 
 def test_an_advice_on_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="budget: nothing is asked"):
-        advise(skewed(), (1.0,), ranks=4)
     zero = dataclasses.replace(skewed(), load_SLE=np.zeros((2, 1, 8), int), layers=("0",))
     with pytest.raises(UsageError, match="has no pair"):
         advise(zero, (1.0,), ranks=4, at_most_points=1.0)
