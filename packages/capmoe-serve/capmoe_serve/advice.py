@@ -340,10 +340,7 @@ def judging(trace: Trace) -> tuple[str, ...]:
 
 
 def with_changes(
-    settings: pd.DataFrame,
-    records: Sequence[Record],
-    ranks: int,
-    decodes: Sequence[str] = _PROMPTS,
+    settings: pd.DataFrame, records: Sequence[Record], ranks: int, decodes: Sequence[str] = _PROMPTS
 ) -> pd.DataFrame:
     """Return settings with their change of accuracy, where records over so many ranks have it.
 

@@ -34,13 +34,7 @@ from torch import Tensor
 from transformers import ProcessorMixin
 
 from capmoe_serve.server.engine import StepPlan, StepRows
-from capmoe_serve.server.local import (
-    end_engine,
-    engine_facts,
-    put_under,
-    runner_of,
-    start_engine,
-)
+from capmoe_serve.server.local import end_engine, engine_facts, put_under, runner_of, start_engine
 from capmoe_serve.server.seam import VLLM_LIBRARY
 
 _AT_ONCE: Final = 10**9

@@ -196,11 +196,7 @@ def compare(
 
 
 def placements(
-    load_LE: Counts,
-    ranks: int,
-    extra_slots: Iterable[int] = (1,),
-    groups: int = 1,
-    nodes: int = 1,
+    load_LE: Counts, ranks: int, extra_slots: Iterable[int] = (1,), groups: int = 1, nodes: int = 1
 ) -> dict[str, SlotPlan]:
     """Return contiguous placement and those of EPLB for summed loads, by their names.
 

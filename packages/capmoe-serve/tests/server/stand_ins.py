@@ -80,10 +80,7 @@ class Layer(nn.Module):
         weight_NK, index_NK = self.router._select_experts(hidden_NH, logits_NE)
         output_NH = torch.full_like(hidden_NH, torch.nan)
         self._quant_method.moe_kernel.fused_experts.apply(
-            output=output_NH,
-            hidden_states=hidden_NH,
-            topk_weights=weight_NK,
-            topk_ids=index_NK,
+            output=output_NH, hidden_states=hidden_NH, topk_weights=weight_NK, topk_ids=index_NK
         )
         return output_NH, weight_NK, index_NK
 

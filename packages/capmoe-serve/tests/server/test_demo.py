@@ -98,10 +98,7 @@ def test_a_server_bears_many_clients_and_aborted_requests_and_leaves_no_process(
     tmp_path: Path, paths: tuple[Path, Path]
 ) -> None:
     settings = {**SETTINGS, "CAPMOE_DECODE": "constrained"}
-    with (
-        pytest.raises(KeyboardInterrupt),
-        demo.Server(tmp_path, settings, *paths) as server,
-    ):
+    with pytest.raises(KeyboardInterrupt), demo.Server(tmp_path, settings, *paths) as server:
         server.await_ready()
         with ThreadPoolExecutor(CLIENTS) as clients:
             tokens = list(clients.map(lambda n: stream(server.address, n), range(CLIENTS)))

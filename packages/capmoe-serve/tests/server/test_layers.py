@@ -18,16 +18,7 @@ from tests.routing.problems import Case, one_group
 from torch import Tensor
 
 from capmoe_serve.server.engine import EngineCapacity, StepRows
-from server.stand_ins import (
-    CPUUnquantizedExperts,
-    E,
-    Experts,
-    K,
-    Layer,
-    Model,
-    Router,
-    Served,
-)
+from server.stand_ins import CPUUnquantizedExperts, E, Experts, K, Layer, Model, Router, Served
 
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("order", {}),

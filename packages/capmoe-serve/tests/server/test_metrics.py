@@ -21,13 +21,7 @@ from hypothesis import strategies as st
 
 import capmoe_serve.server
 from capmoe_serve.server.engine import StepRows
-from capmoe_serve.server.metrics import (
-    FAMILIES,
-    PHASES,
-    Metrics,
-    layer_labels,
-    share_metrics,
-)
+from capmoe_serve.server.metrics import FAMILIES, PHASES, Metrics, layer_labels, share_metrics
 from server.stand_ins import MIXED, K, Served
 from server.test_layers import METHODS, steps, under_method
 

@@ -76,10 +76,7 @@ CALIBRATED = {
 
 @pytest.mark.parametrize(
     ("words", "part"),
-    [
-        *REFUSED.items(),
-        *(pytest.param(*row, marks=NEEDS_METHODS) for row in CALIBRATED.items()),
-    ],
+    [*REFUSED.items(), *(pytest.param(*row, marks=NEEDS_METHODS) for row in CALIBRATED.items())],
 )
 def test_a_wrong_setting_is_refused_in_one_line(words: str, part: str) -> None:
     with pytest.raises(UsageError, match=part) as caught:
@@ -127,10 +124,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
         ),
         ("; set moe_backend=auto", {"moe_backend": "flashinfer_moe_ep_cutedsl"}),
         ("set enable_expert_parallel=False", {"enable_expert_parallel": True}),
-        (
-            "distributed_executor_backend=ext",
-            {"distributed_executor_backend": "external_launcher"},
-        ),
+        ("distributed_executor_backend=ext", {"distributed_executor_backend": "external_launcher"}),
         ("lora_config: was not tried under a capacity; leave it out", {"enable_lora": True}),
         ("quantization=experts_int8: was not tried", {"quantization": "experts_int8"}),
         ("speculative_config: was not tried under a capacity", {"speculative_config": NGRAM}),

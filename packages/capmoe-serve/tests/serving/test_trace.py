@@ -138,9 +138,7 @@ def test_steps_and_loads() -> None:
         unsigned(np.array([-1]))
 
 
-def test_parts_have_their_loads_and_too_many_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parts_have_their_loads_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for trace in (full(), COUNTED):
         assert trace.load(0) is trace.load(0)
         assert (trace.second_half().loads() == trace.loads()[trace.n_steps // 2 :]).all()
