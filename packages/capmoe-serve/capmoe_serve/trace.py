@@ -79,7 +79,6 @@ class Trace:
     model: str | None = None
     source: str = "unknown"  # origin in words, such as ``vllm`` or the path of a record
     ranks: int | None = None  # R, each with E/R consecutive experts; None if unknown
-    _loads: dict[int, Array] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.expert_TLK is None) == (self.load_SLE is None):
@@ -193,11 +192,12 @@ class Trace:
         Raises:
             UsageError: If they are too many to be in memory.
         """
-        if (load_SE := self._loads.get(layer)) is None:
-            load_SE = self._counted(layer)
-            if load_SE.size * self.n_layers <= _MOST_KEPT:
-                self._loads[layer] = load_SE
-        return load_SE
+        is_few = self.n_steps * self.n_layers * self.n_experts <= _MOST_KEPT
+        return self._kept[layer] if is_few else self._counted(layer)
+
+    @cached_property
+    def _kept(self) -> list[Array]:
+        return [self._counted(layer) for layer in range(self.n_layers)]
 
     def _counted(self, layer: int) -> Array:
         if self.load_SLE is not None:

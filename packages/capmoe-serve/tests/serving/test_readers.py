@@ -282,12 +282,30 @@ def saved(path: Path, content: Any) -> Path:
     return path
 
 
-def test_sglang_per_token(tmp_path: Path) -> None:
-    path = tmp_path / "r.pt"
-    trace = read_trace(saved(path, recording()))
-    np.testing.assert_array_equal(trace.expert_TLK, IDS)
-    assert (trace.n_experts, trace.layers) == (6, ("1", "2"))
-    assert trace.step_T.tolist() == [0, 0, 1, 1, 1]
+def as_counts(content: dict[str, Any]) -> dict[str, Any]:
+    """Return what SGLang dumps in mode ``per_pass``."""
+    for record in content["records"]:
+        del record["topk_ids_of_layer"]
+    return content
+
+
+def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> None:
+    path, passes = tmp_path / "r.pt", as_counts(recording())
+    tokens = read_trace(saved(path, recording()))
+    np.testing.assert_array_equal(tokens.expert_TLK, IDS)
+    assert tokens.step_T.tolist() == [0, 0, 1, 1, 1]
+    logical = torch.zeros((4, 3, 6), dtype=torch.int32)  # a buffer with two steps that are unused
+    logical[:2, 1:] = torch.from_numpy(tokens.loads().copy())
+    stat = {"rank": 0, "logical_count": logical, "average_utilization_rate_over_window": None}
+    for content in (passes, stat):
+        trace = read_trace(saved(path, content))
+        np.testing.assert_array_equal(trace.loads(), tokens.loads())
+        assert (trace.expert_TLK, trace.n_tokens) == (None, None)
+        assert trace.layers == tokens.layers == ("1", "2")
+    for record in passes["records"]:  # of two copies 2**63 is negative
+        record["global_physical_count"] = torch.full((3, 8), 2**62)
+    with pytest.raises(UsageError, match=r"global_physical_count: .* pairs in all"):
+        read_trace(saved(path, passes))
     saved(path, recording(last_physical_to_logical_map=None))
     with pytest.raises(UsageError, match="add --experts E"):
         read_trace(path)
@@ -307,29 +325,6 @@ def test_sglang_says_which_steps_are_of_decoding(mode: object, tmp_path: Path) -
     else:
         assert trace.decode_S is None
         assert ("is neither of prompts nor of decoding" in trace.source) == (mode is not None)
-
-
-def as_counts(content: dict[str, Any]) -> dict[str, Any]:
-    """Return what SGLang dumps in mode ``per_pass``."""
-    for record in content["records"]:
-        del record["topk_ids_of_layer"]
-    return content
-
-
-def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> None:
-    path, passes = tmp_path / "r.pt", as_counts(recording())
-    loads = read_trace(saved(path, recording())).loads()
-    logical = torch.zeros((4, 3, 6), dtype=torch.int32)  # a buffer with two steps that are unused
-    logical[:2, 1:] = torch.from_numpy(loads.copy())
-    stat = {"rank": 0, "logical_count": logical, "average_utilization_rate_over_window": None}
-    for content in (passes, stat):
-        trace = read_trace(saved(path, content))
-        np.testing.assert_array_equal(trace.loads(), loads)
-        assert (trace.expert_TLK, trace.layers, trace.n_tokens) == (None, ("1", "2"), None)
-    for record in passes["records"]:  # of two copies 2**63 is negative
-        record["global_physical_count"] = torch.full((3, 8), 2**62)
-    with pytest.raises(UsageError, match=r"global_physical_count: .* pairs in all"):
-        read_trace(saved(path, passes))
 
 
 def test_recordings_of_several_ranks_are_one_trace(tmp_path: Path) -> None:
