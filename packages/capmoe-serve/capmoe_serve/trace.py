@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import stat
 import zipfile
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,10 +88,8 @@ class Trace:
         check("n_experts", self.n_experts, ExpertCount)
         check("source", self.source, Label)
         check("model", self.model, Label | None)
-        for name in ("top_k", "ranks"):
-            value = check(name, getattr(self, name), ExpertCount | None)
-            if value is not None and value > self.n_experts:
-                raise UsageError(f"{name}={value}: must be at most n_experts={self.n_experts}")
+        check("top_k", self.top_k, ExpertCount | None)
+        check("ranks", self.ranks, ExpertCount | None)
         if self.ranks is not None:
             experts_per_rank(self.n_experts, self.ranks, "ranks")
         if self.load_SLE is None:
@@ -146,10 +143,11 @@ class Trace:
                 "counter of 32 bits may have overflowed: dump it more often"
             )
         check_pairs("load_SLE", load_SLE)
-        if self.top_k is not None and (load_SLE.sum(axis=2) % self.top_k).any():
+        is_of_tokens = self.top_k is None or not (load_SLE.sum(axis=2) % self.top_k).any()
+        if not is_of_tokens or (self.top_k or 0) > self.n_experts:
             raise UsageError(
-                f"top_k={self.top_k}: a step's counts of a layer are no multiple of it; leave it "
-                "out if tokens have no fixed number of experts"
+                f"top_k={self.top_k}: a step's counts of a layer are no multiple of it, or there "
+                "are fewer experts; leave it out if tokens have no fixed number of experts"
             )
 
     @property
@@ -381,11 +379,7 @@ def check_regular(path: Path) -> None:
     Raises:
         UsageError: For a pipe, a device or a socket; a missing file is left to who opens it.
     """
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return
-    if not stat.S_ISREG(mode):
+    if path.exists() and not path.is_file():
         raise UsageError(f"{shown(path)}: no regular file; save the input in one")
 
 

@@ -223,16 +223,11 @@ def _map(tensor: Any) -> Array | None:
     if tensor is None:
         return None
     logical_LP = array(_MAP, tensor)
-    if logical_LP.ndim != 2 or not logical_LP.size or logical_LP.dtype.kind not in "ui":
+    is_map = logical_LP.ndim == 2 and logical_LP.size and logical_LP.dtype.kind in "ui"
+    if not is_map or logical_LP.min() < 0 or logical_LP.max() >= logical_LP.shape[1]:
         raise UsageError(
             f"{_MAP}: {logical_LP.dtype} {list(logical_LP.shape)}; must be integers [layers, "
-            "physical experts]"
-        )
-    lowest, highest = int(logical_LP.min()), int(logical_LP.max())
-    if lowest < 0 or highest >= logical_LP.shape[1]:
-        raise UsageError(
-            f"{_MAP}={lowest if lowest < 0 else highest}: of {logical_LP.shape[1]} physical "
-            f"experts, the logical ones are 0 to {logical_LP.shape[1] - 1} at most"
+            "physical experts], each at least 0 and below the number of physical experts"
         )
     return logical_LP
 

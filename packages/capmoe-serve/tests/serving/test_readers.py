@@ -346,6 +346,10 @@ def test_recordings_of_several_ranks_are_one_trace(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_trace(tmp_path).loads(), trace.loads())
     for content, part in (
         (recording(1, last_physical_to_logical_map=None), "last_physical_to_logical_map: differs"),
+        (
+            recording(1, last_physical_to_logical_map=torch.full((3, 8), 8)),
+            "last_physical_to_logical_map: .* below the number of physical experts",
+        ),
         (recording(), "rank=0: of several files"),
         ({"logical_count": torch.ones(2, 2, 4)}, "logical_count: has the counts of all ranks"),
     ):

@@ -94,6 +94,7 @@ def full() -> Trace:
         ({"load_SLE": LOADS / 2}, "load_SLE: float64"),
         ({"load_SLE": LOADS, "n_experts": 5}, r"load_SLE: int64 .* \[steps, layers, 5\]"),
         ({"load_SLE": LOADS, "top_k": 3}, "top_k=3: a step's counts"),
+        ({"load_SLE": 5 * LOADS, "top_k": 5}, "top_k=5: .* or there are fewer experts"),
         ({"load_SLE": LOADS, "step_T": np.array([0])}, "step_T: belongs to expert_TLK"),
         ({"expert_TLK": IDS, "decode_S": np.array([True])}, "decode_S: .* need step_T"),
         ({"load_SLE": LOADS, "decode_S": np.array([1])}, r"decode_S: int64 \[1\]; must be bool"),
