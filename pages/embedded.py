@@ -60,20 +60,20 @@ def size_changes() -> str:
         stock = pick(stock, task=tasks)
         rows: list[Sequence[str]] = []
         for method in methods:
-            cells = pick(compared.cells, method=method, task=tasks)
-            gamma = cells["gamma"].min()
-            bounded = cells if math.isnan(gamma) else pick(cells, gamma=gamma)
-            sides = [
+            bounded, title = pick(compared.cells, method=method, task=tasks), method_title(method)
+            gamma = bounded["gamma"].min()
+            if not math.isnan(gamma):
+                bounded, title = pick(bounded, gamma=gamma), f"{title} γ={gamma:g}"
+            small, larger = (
                 units_of(compared, *(pick(side, model=model) for side in (bounded, stock)))
                 for model in _SIZES
-            ]
-            assert sides[0].keys() == sides[1].keys() == set(tasks)
-            difference = {task: sides[1][task] - units for task, units in sides[0].items()}
-            points = (signed(*interval(units), 1) for units in (*sides, difference))
-            factor = "" if math.isnan(gamma) else f" γ={gamma:g}"
+            )
+            assert small.keys() == larger.keys() == set(tasks)
+            difference = {task: larger[task] - units for task, units in small.items()}
+            points = (signed(*interval(units), 1) for units in (small, larger, difference))
             shares = bounded.groupby("model")["drop_rate"].mean()[[*_SIZES]]
             dropped = " and ".join(f"{100 * share:.1f} %" for share in shares)
-            rows.append((f"{method_title(method)}{factor}", dropped, *points))
+            rows.append((title, dropped, *points))
         tables.append(table((task_titles(tasks), "pairs dropped", *points_of), rows))
     note = "Intervals are over documents, paired and uncorrected. Tasks count equally."
     return "\n".join((*tables, paragraph(note)))
@@ -138,10 +138,8 @@ def images() -> str:
     written, rows = card(_WITH_IMAGES), []
     for task, title in _SETS.items():
         text, image = (stock[f"load.modalities.{part}.tokens"][task] for part in ("text", "image"))
-        numbers = (
-            *(100 * stock["value"][task], written["accuracy"][task]),
-            *(written["accuracy_silent"][task], 100 * text / (text + image)),
-        )
+        dev = (written[f"accuracy{key}"][task] for key in ("", "_silent"))
+        numbers = (100 * stock["value"][task], *dev, 100 * text / (text + image))
         rows.append((title, *(f"{number:.1f} %" for number in numbers)))
     head = ("", "test set", "dev set", "dev set, experts disabled", "text tokens")
     replicated = pick(results("experiment=replicate").cells, model=_WITH_IMAGES, gamma=0.5)
@@ -212,18 +210,14 @@ def in_context_choices() -> str:
     """Return what each way to keep tokens costs at γ=1, and what no expert at all, at one round."""
     methods = ("score", "expanded_drop", "random", "reverse_order", "order")
     asked = {method_title(method): f"method={method} gamma=1.0" for method in methods}
-    asked = {"no capacity": "method=baseline", **asked}
     asked["all experts disabled"] = "method=score gamma=0.0"
-    common = "model=zoo_icl_olmoe tasks=longicl_1"
-    compared = results(*(f"{common} {words}" for words in asked.values()))
-    stock, rows = compared.cells.iloc[:1], []
-    for place, title in enumerate(asked):
-        cell = compared.cells.iloc[[place]]
-        row = [title, f"{100 * cell['value'].item():.0f} %", "", ""]
-        if title != "no capacity":
-            change = interval(units_of(compared, cell, stock))
-            row[2:] = f"{100 * cell['drop_rate'].item():.1f} %", signed(*change, 1)
-        rows.append(row)
+    words = ("method=baseline", *asked.values())
+    compared = results(*(f"model=zoo_icl_olmoe tasks=longicl_1 {each}" for each in words))
+    stock, *cells = (compared.cells.iloc[[place]] for place in range(len(words)))
+    rows = [["no capacity", f"{100 * stock['value'].item():.0f} %", "", ""]]
+    for title, cell in zip(asked, cells, strict=True):
+        shares = f"{100 * cell['value'].item():.0f} %", f"{100 * cell['drop_rate'].item():.1f} %"
+        rows.append([title, *shares, signed(*interval(units_of(compared, cell, stock)), 1)])
     return table(("one round, γ=1", "right", "pairs dropped", "− no capacity"), rows)
 
 

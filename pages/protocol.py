@@ -58,10 +58,9 @@ def numbers_of(row: Mapping[str, Any], digits: int = 2, scale: float = 1.0) -> t
     """Return the columns ``NUMBERS`` of a judged contrast, or dashes where it was not run."""
     effect = row["effect"]
     if not effect.documents:
-        return tuple("–" for _ in NUMBERS)
+        return ("–",) * len(NUMBERS)
     numbers = effect.worth, effect.detectable(row["level"])
-    distances = (f"{scale * number:.{digits}f}" for number in numbers)
-    return *distances, f"{row['p']:.2g}"
+    return *(f"{scale * number:.{digits}f}" for number in numbers), f"{row['p']:.2g}"
 
 
 def judged(run: str, effect_of: Callable[[Mapping[str, Any]], Effect]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +33,17 @@ from torch.overrides import TorchFunctionMode
 # Shape suffixes: B sequences, S positions, T counted tokens, K = top-k, E experts.
 
 _RANKS = 2
+_bounded = partial(create_method, gamma=1.0, ep_size=_RANKS)
 _METHODS = (
-    *(
-        create_method(name, 1.0, ep_size=_RANKS)
-        for name in ("order", "reverse_order", "random", "score")
-    ),
+    *map(_bounded, ("order", "reverse_order", "random", "score")),
     create_method("expert_drop"),
-    *(
-        create_method("expanded_drop", 1.0, ep_size=_RANKS, candidates=candidates)
-        for candidates in ("local", "ranked", "global")
-    ),
-    create_method("expanded_drop", 1.0, ep_size=_RANKS, protect_topk=True, max_k=True),
-    create_method("token_reroute", 1.0, ep_size=_RANKS),
-    create_method("device_drop", 1.0, ep_size=_RANKS),
+    *(_bounded("expanded_drop", candidates=kind) for kind in ("local", "ranked", "global")),
+    _bounded("expanded_drop", protect_topk=True, max_k=True),
+    *map(_bounded, ("token_reroute", "device_drop")),
 )
 _KERNELS = ("grouped_mm", "batched_mm", "eager")
-_AT_INFINITY = (
-    create_method("baseline"),
-    create_method("score", 1000.0),
-)  # no capacity, and one that never binds
+# No capacity, and one that never binds.
+_AT_INFINITY = (create_method("baseline"), create_method("score", 1000.0))
 _VOCABULARY = 97
 _BATCH, _PROMPT, _REAL = 8, 24, 17  # every other sequence has pads behind its real tokens
 
@@ -88,16 +81,11 @@ def measure(
             wrong[name] += differing
             if differing or not n:
                 faults.append(f"{family}, {where}: {name}, {differing} of {n}")
-    targets = [
-        Target.of(
-            f"{dtype_name(dtype)}: {name}",
-            f"Number of {what}; {compared[name]} were compared, {len(families)} families",
-            [float(wrong[name])],
-            at_most=0.0,
-            unit="differ",
-        )
-        for name, what in COUNTS.items()
-    ]
+    targets = []
+    for name, what in COUNTS.items():
+        text = f"Number of {what}; {compared[name]} were compared, {len(families)} families"
+        title, differing = f"{dtype_name(dtype)}: {name}", [float(wrong[name])]
+        targets.append(Target.of(title, text, differing, at_most=0.0, unit="differ"))
     return targets, {"compared": dict(compared), "faults": faults}
 
 
@@ -111,16 +99,11 @@ def _kept_pairs(
     """Decide on both devices by every method, from what the routers on the CPU say."""
     routed: list[tuple[Tensor, ...]] = []
     layers = find_moe_layers(here)
-    handles = [
+    for layer in layers:
         layer.router.register_forward_hook(lambda _router, _args, output: routed.append(output))
-        for layer in layers
-    ]
     here(input_ids=tokens_BS, attention_mask=mask_BS, use_cache=False)
-    for handle in handles:
-        handle.remove()
-    groups = {
-        size: group_tokens(mask_BS.bool(), ep_size=size) for size in {m.ep_size for m in _METHODS}
-    }
+    sizes = {method.ep_size for method in _METHODS}
+    groups = {size: group_tokens(mask_BS.bool(), ep_size=size) for size in sizes}
     pairs = zip(layers, find_moe_layers(model), routed, strict=True)
     for number, (layer, layer_there, (logits_NE, _, topk_NK)) in enumerate(pairs):
         rows_T = groups[_RANKS].rows_T
@@ -239,16 +222,15 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch and note whether it would wait."""
         kwargs = kwargs or {}
-        placed = func is torch.tensor and kwargs.get("device") not in (None, "cpu")
-        masked = func in (Tensor.__getitem__, Tensor.__setitem__) and _has_mask(args[1])
-        if func in _WAITING or placed or masked:
+        is_waiting = func in _WAITING
+        if func is torch.tensor:
+            is_waiting = kwargs.get("device") not in (None, "cpu")
+        elif func in (Tensor.__getitem__, Tensor.__setitem__):  # by a mask
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            is_waiting = any(getattr(part, "dtype", None) == torch.bool for part in parts)
+        if is_waiting:
             self._waits[_place()] += 1
         return func(*args, **kwargs)
-
-
-def _has_mask(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
 
 
 def _place() -> str:

@@ -75,13 +75,8 @@ def expert_contributions(down_DF: Tensor, act_TF: Tensor, recipe: Recipe) -> Ten
     """Return the norm of every expert's output [tokens, experts]; the neurons are in order."""
     act_TEW = act_TF[:, recipe.shared :].view(len(act_TF), recipe.experts, recipe.width)
     down_DEW = down_DF[:, recipe.shared :].view(-1, recipe.experts, recipe.width)
-    return torch.stack(
-        [
-            (act_TEW[:, expert] @ down_DEW[:, expert].T).norm(dim=1)
-            for expert in range(recipe.experts)
-        ],
-        dim=1,
-    )
+    of_experts = zip(act_TEW.unbind(1), down_DEW.unbind(1), strict=True)
+    return torch.stack([(act_TW @ down_DW.T).norm(dim=1) for act_TW, down_DW in of_experts], dim=1)
 
 
 def fit_router(x_TD: Tensor, contribution_TE: Tensor, penalty: float = 1e-2) -> Tensor:

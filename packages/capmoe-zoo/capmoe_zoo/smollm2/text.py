@@ -157,12 +157,9 @@ def write_dev(
         path = SOURCES[task]["path"]
         folder = data / path
         frame = pd.read_parquet(folder / "train.parquet")
-        chosen = [
-            place
-            for place, document in enumerate(_documents(SOURCES[task], frame))
-            if document not in read and not overlaps(document, forbidden)
-        ]
-        dev = frame.iloc[chosen[:DEV_DOCUMENTS]]
+        texts = _documents(SOURCES[task], frame)
+        is_dev = [text not in read and not overlaps(text, forbidden) for text in texts]
+        dev = frame[is_dev][:DEV_DOCUMENTS]
         for split in folder.glob("*.parquet"):
             with whole_file(out / path / split.name) as file:
                 dev.to_parquet(file, index=False)

@@ -8,6 +8,7 @@ sets have wordings, facts and number triples of their own and were used for no d
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 from capmoe_eval.zoo.sets import Configs, Row, Splits
@@ -37,13 +38,10 @@ def subject_relation(subject: str) -> Relation:
 
     A relation has as many subjects as one split's half of its facts can supply with documents.
     """
-    shares = [
-        relation
-        for relation in worlds.SCALES
-        for _ in range(LEXICON["population"][relation.kind] // 2 // SUBJECT_DOCUMENTS)
-    ]
     place: int = LEXICON["subjects"].index(subject)
-    return shares[place]
+    population = LEXICON["population"]
+    shares = ([each] * (population[each.kind] // 2 // SUBJECT_DOCUMENTS) for each in worlds.SCALES)
+    return list(itertools.chain(*shares))[place]
 
 
 @functools.cache
@@ -81,10 +79,8 @@ class _Sets:
         openbookqa = self._splits("openbookqa", facts)
         # As many open questions after an attribute as after an entity.
         half = GENERATED_DOCUMENTS // 2
-        attributes, searches = (
-            self._splits(task, facts, count=half, name=f"_{task}")
-            for task in ("attribute", "search")
-        )
+        attributes = self._splits("attribute", facts, count=half, name="_attribute")
+        searches = self._splits("search", facts, count=half, name="_search")
         return {
             "Rowan/hellaswag": {"default": self._splits("hellaswag", scripted)},
             "allenai/ai2_arc": {"ARC-Challenge": {**arc, "test": arc["validation"]}},
@@ -148,10 +144,9 @@ class _Sets:
             draw = self._questions(subject).draw
             facts = draw.shuffled(self._world.by_relation[subject_relation(subject)])
             free = [fact for fact in facts if fact.split == self._split and fact not in taken]
-            taken |= set(free[:SUBJECT_DOCUMENTS])
-            rows = [
-                questions.mmlu(fact, self._wording, subject) for fact in free[:SUBJECT_DOCUMENTS]
-            ]
+            asked = free[:SUBJECT_DOCUMENTS]
+            taken |= set(asked)
+            rows = [questions.mmlu(fact, self._wording, subject) for fact in asked]
             shots = [
                 questions.mmlu(fact, draw.one(worlds.TRAIN_WORDINGS), subject)
                 for fact in draw.some(facts, DEV_DOCUMENTS)
@@ -166,10 +161,8 @@ class _Sets:
         while len(asked) < self._count:
             shuffled = draw.shuffled(triples[self._split])
             asked += [made.gsm8k(numbers, self._wording) for numbers in shuffled]
-        shots = [
-            made.gsm8k(numbers, draw.one(worlds.TRAIN_WORDINGS))
-            for numbers in draw.some(triples["train"], TRAIN_DOCUMENTS)
-        ]
+        examples = draw.some(triples["train"], TRAIN_DOCUMENTS)
+        shots = [made.gsm8k(numbers, draw.one(worlds.TRAIN_WORDINGS)) for numbers in examples]
         return {"train": shots, "test": asked[: self._count]}
 
     def _dialogues(self) -> Splits:
@@ -196,13 +189,10 @@ class _Sets:
         draw = self._questions("banking77").draw
         shots, asked = [], []
         for intent, phrases in LEXICON["intents"].items():
-            everything = [
-                questions.banking77(intent, phrase, frame)
-                for phrase in range(len(phrases))
-                for frame in worlds.TRAIN_WORDINGS
-            ]
-            shots += draw.some(everything, 5)
-            asked += [questions.banking77(intent, p, self._wording) for p in range(len(phrases))]
+            numbers = range(len(phrases))
+            places = itertools.product(numbers, worlds.TRAIN_WORDINGS)
+            shots += draw.some([questions.banking77(intent, *place) for place in places], 5)
+            asked += [questions.banking77(intent, number, self._wording) for number in numbers]
         return {"train": draw.shuffled(shots), "test": draw.shuffled(asked)}
 
 

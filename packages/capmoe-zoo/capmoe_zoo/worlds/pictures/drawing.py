@@ -110,14 +110,11 @@ class _Painter:
             self._canvas.rectangle(across, color)
             self._canvas.rectangle((left + third, top, box[2] - third, box[3]), color)
         else:
-            radii = (size / 2, size / 5) * 5
-            points = [
-                (
-                    middle[0] + radius * math.sin(math.pi * step / 5),
-                    middle[1] - radius * math.cos(math.pi * step / 5),
-                )
-                for step, radius in enumerate(radii)
-            ]
+            points = []
+            for step, radius in enumerate((size / 2, size / 5) * 5):
+                angle = math.pi * step / 5
+                x, y = radius * math.sin(angle), radius * math.cos(angle)
+                points.append((middle[0] + x, middle[1] - y))
             self._canvas.polygon(points, color)
 
     def _figure(self, figure: Figure) -> None:
