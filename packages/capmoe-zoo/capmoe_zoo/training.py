@@ -18,7 +18,7 @@ def take_steps(
     steps: int,
     *,
     rate_at: Callable[[int], float],
-    checkpoint: Path | None = None,
+    checkpoint: Path,
     every: int = 200,
     say: Callable[[str], None] = print,
 ) -> list[float]:
@@ -31,7 +31,7 @@ def take_steps(
         steps: Number of all steps.
         rate_at: Returns the learning rate of a step.
         checkpoint: File of the state; it is read if it exists, and written whole every ``every``
-            steps and at the end. None for no checkpoint.
+            steps and at the end.
         every: Steps between checkpoints and between progress lines.
         say: Takes progress lines.
 
@@ -39,7 +39,7 @@ def take_steps(
         The loss of every step, those before a resumption included.
     """
     losses: list[float] = []
-    if checkpoint is not None and checkpoint.is_file():
+    if checkpoint.is_file():
         state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         trained.load_state_dict(state["trained"])
         optimizer.load_state_dict(state["optimizer"])
@@ -60,8 +60,7 @@ def take_steps(
             seconds = (time.perf_counter() - started) / (done - first)
             mean = sum(recent) / len(recent)
             say(f"step {done}/{steps}  loss {mean:.4f}  {seconds:.2f} s a step")
-            if checkpoint is not None:
-                with whole_file(checkpoint) as file:
-                    state = {"trained": trained.state_dict(), "optimizer": optimizer.state_dict()}
-                    torch.save(state | {"losses": losses}, file)
+            with whole_file(checkpoint) as file:
+                state = {"trained": trained.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state | {"losses": losses}, file)
     return losses

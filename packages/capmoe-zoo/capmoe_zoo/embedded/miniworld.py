@@ -219,24 +219,14 @@ def text_of(document: Parts) -> str:
 
 
 def corpus_batch(
-    world: MiniWorld,
-    tokenizer: PreTrainedTokenizerFast,
-    seed: int,
-    early: int,
-    step: int,
-    *,
-    short: tuple[int, int] = (16, 128),
-    long: tuple[int, int] = (4, 480),
-    every: int = 5,
+    world: MiniWorld, tokenizer: PreTrainedTokenizerFast, seed: int, early: int, step: int
 ) -> Batch:
-    """Return the batch of a step.
+    """Return the batch of a step; the rows of every fifth begin with a long document.
 
-    ``short`` are rows and positions of a batch of short documents, and ``long`` those of a batch
-    whose rows begin with a long one, which one of ``every`` is. The second part of a training
-    begins after ``early`` batches.
+    The second part of a training begins after ``early`` batches.
     """
-    is_long = step % every == every - 1
-    n_rows, width = long if is_long else short
+    is_long = step % 5 == 4
+    n_rows, width = (4, 480) if is_long else (16, 128)
 
     def documents(long: bool) -> Iterator[Encoded]:
         # Every step has a seed of its own; the factor keeps those of different seeds apart.

@@ -296,8 +296,7 @@ def train(
     batches: Batches,
     chosen: Recipe,
     *,
-    checkpoint: Path | None = None,
-    every: int = 200,
+    checkpoint: Path,
     first: int = 0,
     say: Callable[[str], None] = print,
 ) -> list[float]:
@@ -323,9 +322,15 @@ def train(
 
     _kernel(model, TRAINING_KERNEL)
     model.train()
-    saved: dict[str, Any] = {"checkpoint": checkpoint, "every": every, "say": say}
-    rate = partial(rate_at, chosen)
-    losses = take_steps(trained, optimizer, loss_of, chosen.steps, rate_at=rate, **saved)
+    losses = take_steps(
+        trained,
+        optimizer,
+        loss_of,
+        chosen.steps,
+        rate_at=partial(rate_at, chosen),
+        checkpoint=checkpoint,
+        say=say,
+    )
     _kernel(model, "eager")
     model.eval()
     return losses

@@ -14,102 +14,76 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_eval.zoo import WEIGHTS
 from capmoe_eval.zoo.checkpoints import trained_config, trained_model, trained_reader
 from capmoe_eval.zoo.sets import WORLDS
-from capmoe_eval.zoo.tiny import tiny_config
 from capmoe_eval.zoo.tokenizer import miniworld_tokenizer
 from tests.nightly import nightly_but
 from tests.rounding import tolerance
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from capmoe_zoo.embedded import cards, train
-from capmoe_zoo.embedded.miniworld import corpus_batch
-from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
+from capmoe_zoo.worlds.miniworld.world import WORLD_SEED
 
 SHIPPED = [name for name in train.ZOO if any((WEIGHTS / name).glob("model.safetensors*"))]
 MEASURED = [name for name in SHIPPED if train.ZOO[name].data in WORLDS]
 FURTHER = sorted(path.name for path in WEIGHTS.glob("*_s*"))
 
 
-def miniature(family="olmoe", **changes):
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vocabulary = len(miniworld_tokenizer())
-    torch.manual_seed(0)
-    config = tiny_config(family, vocabulary, **{**small, **changes})
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
-def olmoe():
-    return miniature(
-        num_experts=8, num_experts_per_tok=2, intermediate_size=16, num_key_value_heads=2
-    )
-
-
-@pytest.fixture(scope="module")
-def batches():
-    shapes = {"short": (4, 96), "long": (1, 480), "every": 3}
-    return partial(corpus_batch, world(), miniworld_tokenizer(), 1, 1500, **shapes)
-
-
 def quiet(_line):
     pass
 
 
-def by(**changes):
-    """Return a recipe for what is trained here; its family and its data say nothing."""
-    return train.Recipe("olmoe", {}, **changes)
-
-
-def test_the_auxiliary_loss_is_part_of_the_loss(batches):
+def test_the_auxiliary_loss_is_part_of_the_loss(tmp_path):
     def first_loss(coefficient):
-        return train.train(olmoe(), batches, by(steps=1, aux=coefficient), say=quiet)[0]
+        chosen = replace(train.recipe("olmoe", steps=1), aux=coefficient)
+        return train.build("olmoe", chosen, tmp_path / str(coefficient), say=quiet)[1][0]
 
     # 1 at perfect balance, and a little more with random routers.
     assert 1.0 <= first_loss(1.0) - first_loss(0.0) < 1.6
 
 
-def test_a_killed_training_ends_with_the_same_weights(batches, tmp_path):
-    schedule = by(steps=6, warmup=2)
-    whole = olmoe()
-    losses = train.train(whole, batches, schedule, say=quiet)
-    state = tmp_path / "state.pt"
+def test_a_killed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "take_steps", partial(train.take_steps, every=2))
+    chosen = replace(train.recipe("mixtral"), steps=6, dense_steps=2)
+    build = partial(train.build, "mixtral", chosen)
+    whole, losses = build(tmp_path / "whole", say=quiet)
     lines = []
 
     def killed(line):
-        lines.append(line)
-        if line.startswith("step 4/"):
+        if line.startswith("step 4/4"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train.train(olmoe(), batches, schedule, checkpoint=state, every=2, say=killed)
-    resumed = olmoe()
-    again = train.train(resumed, batches, schedule, checkpoint=state, every=2, say=lines.append)
-    assert "resumed at step 2" in lines
+        build(tmp_path / "parts", say=killed)
+    resumed, again = build(tmp_path / "parts", say=lines.append)
+    assert lines.count("resumed at step 2") == 2  # of the dense model and of the upcycled one
     assert again == losses
     for name, weight in resumed.state_dict().items():
         assert torch.equal(weight, whole.state_dict()[name]), name
-    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
+    written = {path.name for path in (tmp_path / "parts").iterdir()}
+    assert written == {"dense-7-0-2.pt", "mixtral-0-6-2.pt"}
 
 
 def test_a_rate_that_begins_again_is_that_of_two_trainings():
-    schedule = by(steps=250, warmup=10, restart=100)
-    parts = by(steps=100, warmup=10), by(steps=150, warmup=10)
+    by = partial(train.Recipe, "olmoe", {}, warmup=10)
+    parts, schedule = (by(steps=100), by(steps=150)), by(steps=250, restart=100)
     rates = [train.rate_at(part, step) for part in parts for step in range(part.steps)]
     assert [train.rate_at(schedule, step) for step in range(250)] == rates
 
 
-def dense(width):
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes = {**train.DENSE, **small, "num_key_value_heads": 2, "intermediate_size": width}
-    config = MistralConfig(vocab_size=len(miniworld_tokenizer()), **sizes)
-    torch.manual_seed(1)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+def upcycled(name):
+    """Return a dense model, and one that is upcycled from it without noise."""
+    vocabulary = len(miniworld_tokenizer())
+    configs = (
+        MistralConfig(vocab_size=vocabulary, **train.DENSE),
+        train.configuration(train.recipe(name), vocabulary),
+    )
+    dense, sparse = (train.fresh(AutoModelForCausalLM, config, 1).eval() for config in configs)
+    train.upcycle(dense, sparse, noise=0.0, seed=0)
+    return dense, sparse
 
 
 @pytest.mark.numeric
 def test_an_upcycled_mixtral_begins_as_the_dense_model():
-    source = dense(24)
-    alike = {key: getattr(source.config, key) for key in ("rope_parameters", "rms_norm_eps")}
-    target = miniature("mixtral", intermediate_size=24, num_key_value_heads=2, **alike)
-    train.upcycle(source, target.eval(), noise=0.0, seed=0)
+    source, target = upcycled("mixtral")
     tokens = torch.arange(40).view(2, 20)
     with torch.no_grad():
         expected, actual = source(tokens).logits, target(tokens).logits
@@ -119,16 +93,12 @@ def test_an_upcycled_mixtral_begins_as_the_dense_model():
 
 
 def test_an_upcycled_qwen_shares_the_neurons_out():
-    source = dense(32)
-    widths = {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 16}
-    target = miniature("qwen2_moe", num_key_value_heads=2, **widths)
-    train.upcycle(source, target, noise=0.0, seed=0)
+    source, target = upcycled("qwen2_moe")
     mlp, whole = target.model.layers[1].mlp, source.model.layers[1].mlp
-    assert torch.equal(mlp.shared_expert.up_proj.weight, whole.up_proj.weight[:16])
-    for expert in range(4):
-        start = 16 + 8 * (expert % 2)
-        down_HI = mlp.experts.down_proj[expert]
-        assert torch.equal(down_HI, whole.down_proj.weight[:, start : start + 8])
+    assert torch.equal(mlp.shared_expert.up_proj.weight, whole.up_proj.weight[:8])
+    for expert, down_HI in enumerate(mlp.experts.down_proj):
+        start = 8 + 24 * (expert % 5)
+        assert torch.equal(down_HI, whole.down_proj.weight[:, start : start + 24])
 
 
 def test_a_name_may_have_a_world_and_a_training_seed():
