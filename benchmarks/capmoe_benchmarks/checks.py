@@ -84,8 +84,8 @@ def measure(
     targets = []
     for name, what in COUNTS.items():
         text = f"Number of {what}; {compared[name]} were compared, {len(families)} families"
-        title, differing = f"{dtype_name(dtype)}: {name}", [float(wrong[name])]
-        targets.append(Target.of(title, text, differing, at_most=0.0, unit="differ"))
+        title, counted = f"{dtype_name(dtype)}: {name}", [float(wrong[name])]
+        targets.append(Target.of(title, text, counted, at_most=0.0, unit="differ"))
     return targets, {"compared": dict(compared), "faults": faults}
 
 

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -325,9 +325,9 @@ def _training(setting: GpuSetting) -> Measured:
     first, last = (20, 300) if setting.is_full else (1, 2)
     seconds = []
     for steps in (first, last):
-        with tempfile.TemporaryDirectory() as work:
+        with tempfile.TemporaryDirectory() as work, redirect_stdout(None):
             chosen = recipe(_TRAINED, steps=steps)
-            train = partial(build, _TRAINED, chosen, Path(work), say=lambda _line: None)
+            train = partial(build, _TRAINED, chosen, Path(work))
             seconds.append(rounds.timed(partial(train, device=setting.device), setting.device))
     each = (seconds[1] - seconds[0]) / (last - first)
     steps = recipe(_TRAINED).steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import torch
 from capmoe_eval.experiment.files import whole_file
 from torch import Tensor, nn
+
+say = functools.partial(print, flush=True)
 
 
 def take_steps(
@@ -20,7 +23,7 @@ def take_steps(
     rate_at: Callable[[int], float],
     checkpoint: Path,
     every: int = 200,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = say,
 ) -> list[float]:
     """Train in place, with gradients of norm 1 at most.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -43,6 +43,7 @@ from capmoe_eval.zoo.sets import WORLDS
 
 from capmoe_zoo.embedded import train
 from capmoe_zoo.embedded.train import Recipe
+from capmoe_zoo.training import say
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED
 
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
@@ -67,19 +68,12 @@ def tasks_of(chosen: Recipe) -> list[TaskId]:
     return [TaskId(task["lm_eval"], **{key: task[key] for key in TASK_FIELDS}) for task in tasks]
 
 
-def write(
-    name: str,
-    chosen: Recipe,
-    directory: Path,
-    losses: Sequence[float] = (),
-    *,
-    say: Callable[[str], None] = print,
-) -> None:
+def write(name: str, chosen: Recipe, directory: Path, losses: Sequence[float] = ()) -> None:
     """Write the card of a model beside its weights; measure one that has a world for it.
 
     ``directory`` has the weights, and ``losses`` are those of every step of its training by a
-    recipe; without losses the card says of the training what it said before. ``say`` takes progress
-    lines. An OSError if there are no weights or the card cannot be written.
+    recipe; without losses the card says of the training what it said before. An OSError if
+    there are no weights or the card cannot be written.
     """
     file = directory / "card.json"
     before: dict[str, Any] = {}
@@ -109,7 +103,7 @@ def write(
         }
     if chosen.data in WORLDS:
         reader = trained_reader(directory, pictures=chosen.data == "pictures")
-        card |= _measured(name, chosen, model, reader, say)
+        card |= _measured(name, chosen, model, reader)
         write_text(directory / "README.md", page(card, WORLDS[chosen.data]))
     write_text(file, json.dumps(card, indent=1) + "\n")
     if before.get("weights", card["weights"]) != card["weights"]:
@@ -128,9 +122,7 @@ def page(card: Mapping[str, Any], world: str) -> str:
     return page
 
 
-def _measured(
-    name: str, chosen: Recipe, model: Any, reader: Any, say: Callable[[str], None]
-) -> dict[str, Any]:
+def _measured(name: str, chosen: Recipe, model: Any, reader: Any) -> dict[str, Any]:
     methods = {
         "baseline": create_method("baseline"),
         "all experts disabled": create_method("score", 0.0),
@@ -219,19 +211,11 @@ def peaks(results: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def compare_origins(
-    name: str,
-    chosen: Recipe,
-    out: Path,
-    *,
-    work: Path,
-    say: Callable[[str], None] = print,
-) -> None:
+def compare_origins(name: str, chosen: Recipe, out: Path, *, work: Path) -> None:
     """Train a model by its recipe from scratch and upcycled, and add its balance to a JSON file.
 
     Both take the steps of the recipe, those of an upcycled model's dense model included. ``out`` is
-    the file, in which a training that it has stays. ``work`` is the directory of the checkpoints,
-    and ``say`` takes progress lines.
+    the file, in which a training that it has stays. ``work`` is the directory of the checkpoints.
 
     Raises:
         UsageError: If the model is not upcycled in the zoo, or ``out`` is another file.
@@ -252,7 +236,7 @@ def compare_origins(
         if any(training.items() <= made.items() for made in trainings):
             continue
         say(f"{name}, {origin}")
-        model, losses = train.build(name, replace(chosen, dense_steps=dense_steps), work, say=say)
+        model, losses = train.build(name, replace(chosen, dense_steps=dense_steps), work)
         baseline = create_method("baseline")
         results = measure(name, model, baseline, reader, tasks, limit=STUDIED_DOCUMENTS)
         numbers = {

@@ -15,8 +15,6 @@ from capmoe_eval.experiment.arguments import COUNT, PATH, THREADS, Parser
 from capmoe_eval.experiment.datasource import users_cache
 from capmoe_eval.experiment.files import check_file, check_writable
 
-say = functools.partial(print, flush=True)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, or measure what is trained, and return the exit status."""
@@ -70,6 +68,7 @@ def _train(options: argparse.Namespace) -> None:
     from capmoe_eval.zoo import WEIGHTS
 
     from capmoe_zoo.embedded import cards, train
+    from capmoe_zoo.training import say
 
     torch.set_num_threads(options.threads)
     name = options.name
@@ -78,19 +77,19 @@ def _train(options: argparse.Namespace) -> None:
         out = options.out or Path("results/training_seeds.json")
         check_file("--out", out)
         check_writable("--work", options.work)
-        cards.compare_origins(name, chosen, out, work=options.work, say=say)
+        cards.compare_origins(name, chosen, out, work=options.work)
         return
     directory = options.out or WEIGHTS / name
     check_writable("--out", directory)
     if options.card:
-        cards.write(name, chosen, directory, say=say)
+        cards.write(name, chosen, directory)
         say(f"written: {directory / 'card.json'}, {directory / 'README.md'}")
         return
     check_writable("--work", options.work)
-    model, losses = train.build(name, chosen, options.work, say=say)
+    model, losses = train.build(name, chosen, options.work)
     with writing("--out", directory):
         train.save(model, chosen, directory)
-        cards.write(name, chosen, directory, losses, say=say)
+        cards.write(name, chosen, directory, losses)
     source = f"zoo:{name}" if options.out is None else str(directory)
     # The settings of a training seed of the user's own are those of its model.
     names = (f"zoo_{name}", name, f"zoo_{name.rpartition('_')[0]}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ from capmoe_zoo.embedded import banking77
 from capmoe_zoo.embedded.batch import IGNORED, Batch, Batches
 from capmoe_zoo.embedded.miniworld import corpus_batch, train_tokenizer
 from capmoe_zoo.embedded.pictures import picture_batch, picture_tokenizer
-from capmoe_zoo.training import take_steps
+from capmoe_zoo.training import say, take_steps
 from capmoe_zoo.worlds.miniworld.world import WORLD_SEED, world
 
 # Sorts tokens by expert; on a CPU it trains 1.2 times as fast as the loop over experts.
@@ -128,12 +128,11 @@ def build(
     work: Path,
     *,
     device: torch.device | str = "cpu",
-    say: Callable[[str], None] = print,
 ) -> tuple[PreTrainedModel, list[float]]:
     """Train a model by a recipe; after a kill, continue from the last checkpoint.
 
     ``work`` is the directory of the checkpoints, in which ``name`` is a part of their names.
-    ``say`` takes progress lines. The weights are those of one kind of processor.
+    The weights are those of one kind of processor.
 
     Returns:
         The model in float32, in evaluation mode, and the loss of each step, those of its dense
@@ -152,7 +151,7 @@ def build(
         # Models that are upcycled from the same dense model share its checkpoint.
         state = work / f"dense-{chosen.world}-{seed}-{dense_steps}.pt"
         part = replace(chosen, steps=dense_steps, aux=0.0)
-        losses += train(dense.to(device), batches, part, checkpoint=state, say=say)
+        losses += train(dense.to(device), batches, part, checkpoint=state)
         upcycle(dense.cpu(), model, noise=chosen.noise, seed=seed)
     say(f"{name}: {model.num_parameters() / 1e6:.2f} million parameters")
     losses += train(
@@ -161,7 +160,6 @@ def build(
         replace(chosen, steps=steps - dense_steps),
         checkpoint=work / f"{name}-{seed}-{steps}-{dense_steps}.pt",
         first=dense_steps,
-        say=say,
     )
     return model, losses
 
@@ -298,7 +296,6 @@ def train(
     *,
     checkpoint: Path,
     first: int = 0,
-    say: Callable[[str], None] = print,
 ) -> list[float]:
     """Train a causal language model in float32, in place, and return the loss of every step.
 
@@ -329,7 +326,6 @@ def train(
         chosen.steps,
         rate_at=partial(rate_at, chosen),
         checkpoint=checkpoint,
-        say=say,
     )
     _kernel(model, "eager")
     model.eval()
