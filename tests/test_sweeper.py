@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import SimpleNamespace
 
 import pytest
@@ -18,12 +17,6 @@ from hydra_plugins.capmoe_sweeper import CellSweeper, sweep_jobs
 from tests.conftest import Shell
 
 WORDS = ("tasks=obqa", "limit=2", "model=tiny_olmoe", "ep_size=2", "batch_size=4", "gamma=1.0")
-# A launcher's option, its package, and the words that install it.
-LAUNCHERS = {
-    "slurm": ("submitit", "'capmoe-eval[slurm]'"),
-    "joblib": ("joblib", "'capmoe-eval[joblib]'"),
-    "ray": ("ray", "hydra-ray-launcher"),
-}
 
 
 # Hydra's launcher, under a name that is no process's own: each job is composed and run by itself.
@@ -54,18 +47,6 @@ def test_a_job_that_fails_gives_its_status(shell: Shell) -> None:
     assert status == 2
     assert "model.pretrained=/no/model: cannot be loaded" in err
     assert "1 finished, 1 missing" in out
-
-
-@pytest.mark.parametrize("option", LAUNCHERS)
-def test_a_launcher_that_is_not_installed_says_how_to_install_it(shell: Shell, option: str) -> None:
-    launcher, words = LAUNCHERS[option]
-    if importlib.util.find_spec(f"hydra_plugins.hydra_{launcher}_launcher"):
-        pytest.skip("the launcher is installed")
-    status, _, err = shell("-m", f"hydra/launcher={option}", *WORDS)
-    assert status == 2
-    assert err.count("\n") == 1
-    assert f"needs hydra-{launcher}-launcher" in err
-    assert f"pip install {words}" in err
 
 
 def test_a_lost_job_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

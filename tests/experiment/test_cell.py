@@ -13,7 +13,7 @@ from capmoe_eval.experiment.commands import cell_command, sweeps
 from capmoe_eval.experiment.composition import compose_words, composed, override
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.datasource import DIRECTORY
-from capmoe_eval.experiment.record import EngineRun, Record
+from capmoe_eval.experiment.record import EngineRun
 from capmoe_eval.report.tables.filled import measured_table
 from capmoe_eval.routing.registry import create_method
 from hydra_plugins.capmoe_sweeper import sweep_jobs
@@ -194,14 +194,9 @@ def test_an_engine_has_the_tokens_of_one_rank() -> None:
 
 
 def test_a_record_of_an_engine_has_its_steps(tmp_path: Path) -> None:
-    engine, static = record(of(*VLLM), tmp_path), record(of(*STATIC), tmp_path)
+    engine = record(of(*VLLM), tmp_path)
     assert engine.server is not None
     assert engine.server.rows == [(64, 0, 2), (10, 2, 1)]
-    assert static.server is None
-    for one, server in ((engine, None), (static, SERVER)):
-        content = one.content | {"capmoe": one.capmoe | {"server": server}}
-        with pytest.raises(ValueError, match="server is of backend=vllm, and of no other"):
-            Record.of(content, one.path)
     with pytest.raises(ValueError, match="rows are not those of 4 steps"):
         EngineRun.model_validate(SERVER | {"steps": 4})
 

@@ -21,6 +21,7 @@ from capmoe_eval.experiment.results import read_results, record_paths
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import create_method
 from tests.records import (
+    SERVER,
     broken,
     cell,
     forge,
@@ -121,12 +122,15 @@ NAN, INFINITE, HUGE = float("nan"), float("inf"), 10**400
         (put("documents", "obqa", "correct", -1), "n is 400, and documents has 399 scores"),
         (put("documents", "obqa", "correct", value=[]), "capmoe.documents.obqa.correct'"),
         (put("documents", "obqa", "batches", value=[0]), "documents.obqa': 1 batches for 400"),
+        (put("documents", "obqa", "images", value=[0, 0]), "2 images for 400 scores"),
+        (put("documents", "obqa", "metrics", value={"f1": [400]}), "f1 has a place beyond 400 sco"),
         (put("documents", "obqa", "correct", 3, value="1"), r"documents.obqa.correct\[3\]'"),
         (put("layers", 1, "n_experts", value=9), r"capmoe.layers\[1\]': load_before has 8"),
         (put("layers", 0, "score_by_rank", value=[0.5]), "score_by_rank has 1 numbers"),
         (put("layers", 0, "grid", "drop_rate", value=[0.1]), r"layers\[0\].grid': gamma,"),
         (put("layers", 0, "grid", "effective_gamma", value=[0.1]), "gamma and effective_gamma"),
         (put("provenance", "data_fingerprint"), "provenance.data_fingerprint' is missing"),
+        (put("server", value=SERVER), "server is of backend=vllm, and of no other"),
         (put("schema", value=SCHEMA - 1), f"schema {SCHEMA - 1}, this version reads {SCHEMA}"),
         (put("digest", value="0123456789"), "its cell has digest"),
         (put("cell", "limit", value=8), "its cell has digest"),
@@ -227,20 +231,6 @@ def test_a_metric_has_its_own_documents() -> None:
     assert documents[["document", "unit", "correct"]].values.tolist() == [[1, 0, 0], [3, 1, 1]]
     with pytest.raises(UsageError, match="has no metric wisdom; run it again with limit=null"):
         found.score("wisdom")
-
-
-@pytest.mark.parametrize(
-    ("lists", "said"),
-    [
-        ({"images": [0, 0]}, "2 images for 4 scores"),
-        ({"metrics": {"cognition": [4]}}, "metrics.cognition has a place beyond 4 scores"),
-    ],
-)
-def test_images_and_metrics_are_those_of_the_documents(lists: dict[str, Any], said: str) -> None:
-    content = of_images(record_of(create_method("baseline"), task="mme")).content
-    content["capmoe"]["documents"]["mme"] |= lists
-    with pytest.raises(ValueError, match=said):
-        Record.of(content, Path("x.json"))
 
 
 def test_what_lm_eval_could_not_compute_is_null(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pandas as pd
 import pytest
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import plans
@@ -253,26 +252,18 @@ def test_a_model_of_ones_own_is_described_by_its_records(site: Path, tmp_path: P
     assert "model=custom model.name=mine" in filled["table1"][-1]
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        ("mine", "model=custom model.name=mine"),
-        ("a b", "model=custom 'model.name=\"a b\"'"),
+def test_a_profile_has_no_report_of_other_models_alone(shell: Shell) -> None:
+    for model, words in (
         ("tiny_olmoe", "model=tiny_olmoe"),
-    ],
-)
-def test_a_profile_has_no_report_of_other_models_alone(
-    model: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root, out = tmp_path / "res", tmp_path / "reports"
-    made(records.odd_cell(model=model), root).write()
-    with pytest.raises(UsageError) as refused:
-        built(root, out, f"results_dir={root}")
-    assert f"`capmoe-eval report {words} results_dir={root}` shows" in str(refused.value)
-    assert not out.exists()
-    made(records.odd_cell(model="zoo_olmoe"), root).write()
-    assert built(root, out, f"results_dir={root}") == 0
-    assert "profile zoo: 2 records, 1 of other models" in capsys.readouterr().out
+        ("a b", "model=custom 'model.name=\"a b\"'"),
+    ):
+        made(records.odd_cell(model=model), Path("res")).write()
+        status, _, err = shell("report", "results_dir=res")
+        assert status == 2
+        assert f"`capmoe-eval report {words} results_dir=res` shows" in err
+    assert not Path("reports").exists()
+    made(records.odd_cell(model="zoo_olmoe"), Path("res")).write()
+    assert "profile zoo: 3 records, 2 of other models" in shell("report", "results_dir=res")[1]
 
 
 def test_a_report_without_records_replaces_none_with_some(site: Path, shell: Shell) -> None:
