@@ -328,16 +328,11 @@ def test_lm_evals_command_line_knows_capmoe(shell: Shell, tmp_path: Path, hub: P
         'validation_split: validation\ndoc_to_text: "{{goal}}"\ndoc_to_target: label\n'
         'doc_to_choice: "{{[sol1, sol2]}}"\n'
     )
-    shell._monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            *("lm_eval", "run", "--model", "capmoe", "--tasks", str(task), "--limit", "4"),
-            *("--model_args", f"pretrained={tmp_path}/model,method=score,gamma=0.5,ep_size=2"),
-            *("--output_path", str(tmp_path / "out"), "--device", "cpu", "--batch_size", "4"),
-        ],
-    )
-    lm_eval_commandline.main(sys.argv[1:])
+    words = f"run --model capmoe --tasks {task} --limit 4 --device cpu --batch_size 4".split()
+    words += ["--model_args", f"pretrained={tmp_path}/model,method=score,gamma=0.5,ep_size=2"]
+    words += ["--output_path", str(tmp_path / "out")]
+    shell._monkeypatch.setattr(sys, "argv", ["lm_eval", *words])
+    lm_eval_commandline.main(words)
     (path,) = (tmp_path / "out").rglob("results*.json")
     told = json.loads(path.read_text())["config"]["capmoe"]
     assert told["method"]["gamma"] == 0.5
