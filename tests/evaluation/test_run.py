@@ -79,19 +79,6 @@ def fail_with(error: Exception, matches: Callable[[Any], bool] = lambda _: True)
     return before
 
 
-def test_finished_cells_are_skipped_and_kept_as_they_are(tmp_path: Path) -> None:
-    first = run(grid(tmp_path))
-    assert (first.computed, len(first.records), first.failures) == (3, 3, [])
-    before = {record.path: record.path.stat().st_mtime_ns for record in first.records}
-    missing = first.records[1].path
-    missing.unlink()
-    second = run(grid(tmp_path))
-    assert (second.computed, len(second.records)) == (1, 3)
-    after = {record.path: record.path.stat().st_mtime_ns for record in second.records}
-    assert {path for path in before if before[path] != after[path]} == {missing}
-    assert run([dataclasses.replace(grid(tmp_path)[0], overwrite=True)]).computed == 1
-
-
 def test_failures_stop_no_other_cell_and_keep_no_model(
     tmp_path: Path, wrap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +114,14 @@ def test_failures_stop_no_other_cell_and_keep_no_model(
         "RuntimeError: no memory"
     ] * 2
     monkeypatch.undo()
+    # The same command computes what is missing, and keeps the finished as it is.
     assert run(plans).computed == 3
+    summary.records[1].path.unlink()
+    before = {path: path.stat().st_mtime_ns for path in record_paths(tmp_path)}
+    again = run(plans)
+    assert (again.computed, len(again.records), again.failures) == (1, 6, [])
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert run([dataclasses.replace(plans[0], overwrite=True)]).computed == 1
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

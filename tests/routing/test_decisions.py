@@ -49,9 +49,9 @@ def test_decision_loops_and_definition_agree(
     assignment = decide(case, stream)
     pairs = kept_pairs(assignment)
     assert len(pairs) == len(set(pairs)), "a pair is kept twice"
-    assert set(pairs) == case.reference(stream)
     assert torch.equal(assignment.index_TS[:, : case.top_k], case.scores.topk_TK)
     tokens = case.tokens(stream)
+    assert assign_reference(tokens, case.method) in (None, set(pairs))
     kept_TE = case.method.kept_pairs(tokens)
     assert kept_TE is not None, "every method of ours has a definition"
     assert set(zip(*map(np.ndarray.tolist, np.nonzero(kept_TE)), strict=True)) == set(pairs)

@@ -180,6 +180,7 @@ def test_programs_end_with_a_process_that_is_killed(limits: dict[str, int]) -> N
     with subprocess.Popen([sys.executable, "-c", script]) as starting:
         while len(processes(mark)) < 3:  # itself, bubblewrap, and the program
             assert starting.poll() is None
+            time.sleep(0.1)
         starting.kill()
 
 
