@@ -1,16 +1,25 @@
-"""Every family: equal to stock where it must be, changed where it must, by more than rounding."""
+"""Every family: equal to stock where it must be, changed where it must, by more than rounding.
+
+The released code of commit 606dc1d, by loops, gives what the knobs that reproduce it give.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
 
+from capmoe_eval.experiment.composition import config_directory
 from capmoe_eval.routing.registry import create_method, method_names
 from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
+from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import (
     EVERY,
@@ -96,3 +105,106 @@ def test_half_precision_works(name: str, dtype: torch.dtype) -> None:
         assert bool(inside.isfinite().all())
         assert not torch.equal(before, inside)
     assert meter.summary()["added"] > 0
+
+
+# The released code.
+
+
+GAMMA = 0.75
+# One family normalises its weights, two do not, and one has a shared expert.
+RELEASED = ("olmoe", "qwen2_moe", "qwen3_moe", "mixtral")
+Slots = list[list[tuple[int, float]]]
+
+
+def preset() -> dict[str, Any]:
+    """Return the knobs of the variant."""
+    path = config_directory() / "variant" / "released_code_606dc1d.yaml"
+    knobs = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(knobs, dict)
+    return {str(knob): value for knob, value in knobs.items()}
+
+
+def later_release(score: list[list[float]], top_k: int, gamma: float, candidates: int) -> Slots:
+    """Return the expert and the weight of each of a token's K slots.
+
+    Every expert keeps its C best candidates, and every token the K best of what it has then. A slot
+    that is left over is expert 0 with weight 0; the others' weights are their share of the scores.
+    """
+    n_tokens, n_experts = len(score), len(score[0])
+    capacity = max(1, math.ceil(gamma * top_k * (n_tokens / n_experts)))
+    pool = [sorted(range(n_experts), key=lambda e: -row[e])[:candidates] for row in score]
+    taken: set[tuple[int, int]] = set()
+    for expert in range(n_experts):
+        tokens = [token for token in range(n_tokens) if expert in pool[token]]
+        tokens.sort(key=lambda token: -score[token][expert])
+        taken |= {(token, expert) for token in tokens[:capacity]}
+    slots = []
+    for token, row in enumerate(score):
+        kept = [expert for expert in pool[token] if (token, expert) in taken][:top_k]
+        total = sum(row[expert] for expert in kept)
+        weighted = [(expert, row[expert] / total) for expert in kept]
+        slots.append(weighted + [(0, 0.0)] * (top_k - len(kept)))
+    return slots
+
+
+@contextmanager
+def released(model: nn.Module, gamma: float, candidates: int) -> Iterator[list[Slots]]:
+    """Let the routers of a model answer as the later release does; yield what they said."""
+    messages: list[Slots] = []
+
+    def answer(router: Any, _args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        logits_TE, weight_TK, topk_TK = output
+        score = logits_TE.softmax(dim=-1, dtype=torch.float32).tolist()
+        slots = later_release(score, topk_TK.shape[1], gamma, candidates)
+        messages.append(slots)
+        index_TK = torch.tensor([[expert for expert, _ in row] for row in slots])
+        share_TK = torch.tensor([[weight for _, weight in row] for row in slots])
+        return logits_TE, share_TK.to(weight_TK.dtype), index_TK
+
+    hooks = [layer.router.register_forward_hook(answer) for layer in find_moe_layers(model)]
+    try:
+        yield messages
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def close(each: Tensor, other: Tensor) -> bool:
+    return torch.allclose(each, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", RELEASED)
+@pytest.mark.parametrize("method", ["score", "expanded_drop"])
+def test_the_variant_gives_the_logits_of_the_release(family: str, method: str) -> None:
+    """Dropped slots at expert 0 with weight 0 change no output; they are not in our loads."""
+    model = make(family)
+    top_k = find_moe_layers(model)[0].top_k
+    m = 2 if method == "expanded_drop" else 0
+    knobs = preset() | ({"m": m} if m else {})
+    with released(model, GAMMA, top_k + m) as messages:
+        theirs = logits(model)
+    with capacity_aware(model, create_method(method, GAMMA, **knobs)) as meter:
+        ours = logits(model)
+    assert close(ours, theirs)
+    assert not close(ours, logits(model))
+    empty = [slot for slots in messages for row in slots for slot in row if slot == (0, 0.0)]
+    assert empty  # the release sends them to expert 0
+    summary = meter.summary()
+    assert summary["dropped"] - summary["added"] == len(empty)
+
+
+@pytest.mark.parametrize(("family", "exact"), [("olmoe", 0), ("qwen2_moe", 0), ("qwen3_moe", 1)])
+def test_weights_are_normalised_where_nothing_is_dropped(family: str, exact: int) -> None:
+    """At γ=1000 only a family that normalises by itself gives the stock model's logits."""
+    model = make(family)
+    stock = logits(model)
+    results: dict[str, Tensor] = {}
+    for renormalize in ("before", "after", "always"):
+        with capacity_aware(model, "score", 1000.0, renormalize=renormalize) as meter:
+            results[renormalize] = logits(model)
+        assert meter.summary()["dropped"] == 0
+    assert torch.equal(results["before"], stock)
+    assert torch.equal(results["after"], stock)
+    assert torch.equal(results["always"], stock) == bool(exact)
+    with released(model, 1000.0, find_moe_layers(model)[0].top_k):
+        assert close(results["always"], logits(model))

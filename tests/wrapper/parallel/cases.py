@@ -25,7 +25,7 @@ from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo import tiny
 from capmoe_eval.zoo.tiny import TINY_FAMILIES, tiny_model
 from tests.wrapper import images
-from tests.wrapper.models import called, similarities
+from tests.wrapper.models import similarities
 
 WITH_IMAGES = ("llava", "qwen3_vl_moe")
 FAMILIES = (*TINY_FAMILIES, *WITH_IMAGES)
@@ -147,7 +147,7 @@ def measure(
     out_of_band: bool = False,
     forwards: int = 1,
 ) -> dict[str, Any]:
-    """Return logits, which tokens count, the experts of each layer's slots, and the report.
+    """Return logits, which tokens count, and the report.
 
     Args:
         model: The model.
@@ -157,12 +157,8 @@ def measure(
         forwards: How many; the last one is returned.
     """
     calibrated = similarities(model) if method.name == "sere" else None
-    with (
-        capacity_aware(model, method, verify=False, calibrated=calibrated) as meter,
-        called(model) as calls,
-    ):
+    with capacity_aware(model, method, verify=False, calibrated=calibrated) as meter:
         for _ in range(forwards):
-            calls.clear()
             if out_of_band:
                 with meter.real_tokens(inputs["attention_mask"]):
                     logits = model(inputs["input_ids"]).logits
@@ -172,7 +168,6 @@ def measure(
     return {
         "logits": logits,
         "counted": torch.ones_like(mask_BS) if method.count_padding else mask_BS,
-        "kept": [index for index, _ in calls],
         "report": meter.report(),
     }
 
