@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,32 +71,24 @@ def test_the_baseline_is_lm_evals_own_model_and_names_batches(size: int) -> None
     collator = huggingface.Collator
     lm = build(size)
     texts = answers(lm)
+    shown: list[tuple[str, int, int]] = []
+    lm.on_progress = lambda *progress: shown.append(progress)
+    words = [text.replace("<image>", lm.image_token) for text in QUESTIONS]
     for shuffle in (None, 1):
-        lm.route(create_method("baseline"))
+        lm.route(create_method("score", math.inf, modality="image_first"))
         lm.set_batches(size, shuffle)
         assert answers(lm) == texts
         numbers = [lm.batches["pictures", n] for n in range(len(QUESTIONS))]
         assert sorted(numbers) == [n // size for n in range(len(QUESTIONS))]
+        by = lm.meter.summary()["modalities"]
+        assert by["image"]["tokens"] == len(QUESTIONS) * IMAGE_TOKENS
+        assert by["text"]["tokens"] == sum(len(lm.tok_encode(text)) - 1 for text in words)
+        assert shown[-1] == ("requests", len(QUESTIONS), len(QUESTIONS))
     assert (huggingface.Collator, hf_vlms.Collator) == (collator, collator)
     lm.release()
     stock = Stock(lm.model, tokenizer=lm.processor, batch_size=size, device="cpu")
     assert texts == answers(stock)
     assert len(set(texts)) > 1
-
-
-def test_images_and_text_are_counted_and_pads_are_not() -> None:
-    lm = build(method="score", gamma=0.5, modality="image_first")
-    shown: list[tuple[str, int, int]] = []
-    lm.on_progress = lambda *progress: shown.append(progress)
-    answers(lm)
-    by = lm.meter.summary()["modalities"]
-    assert by["image"]["tokens"] == len(QUESTIONS) * IMAGE_TOKENS
-    words = [text.replace("<image>", lm.image_token) for text in QUESTIONS]
-    assert by["text"]["tokens"] == sum(len(lm.tok_encode(text)) - 1 for text in words)
-    proofs = lm.meter.proofs()
-    assert proofs["pads_take_no_slot"]["passed"]
-    assert proofs["modality_order"]["passed"]
-    assert shown == [("requests", 3, 5), ("requests", 5, 5)]
 
 
 def test_a_cell_with_images_has_a_record(tmp_path: Path) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from capmoe_eval.__main__ import main
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run import check_processes
 from capmoe_eval.experiment.results import record_paths
+from tests.conftest import Shell
 from tests.records import planned, undated
 from tests.satellites import HAS_METHODS, NEEDS_METHODS
 from tests.wrapper.parallel.processes import run_nodes
@@ -38,14 +37,6 @@ def records(root: Path) -> dict[str, Any]:
     }
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """Run the command line in this process and return its status."""
-    monkeypatch.setattr(sys, "argv", ["capmoe_eval", *words])
-    with pytest.raises(SystemExit) as done:
-        main(words)
-    return int(done.value.code or 0)
-
-
 def without_origin(record: dict[str, Any]) -> dict[str, Any]:
     """Leave out when, where and how: that differs."""
     part: dict[str, Any] = undated(record)["capmoe"]
@@ -65,30 +56,19 @@ def without_origin(record: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
-@pytest.fixture(scope="module")
-def spread(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The records of two nodes under torchrun, and what the nodes print."""
-    root = tmp_path_factory.mktemp("spread")
-    places = [f"results_dir={root / 'embedded'}", f"save_trace={root}/traces/embedded"]
-    command = ["-m", "capmoe_eval", *WORDS, *places, "parallel=ep"]
-    return root, run_nodes(command, 2, timeout=180)
-
-
 @pytest.mark.nightly
-def test_two_nodes_give_the_records_of_one_process(
-    spread: tuple[Path, list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    root, output = spread
-    assert "6 computed, 0 finished before, 0 failed" in output[0]
-    assert output[1] == "", "rank 1 speaks, too"
-    alone = [f"results_dir={tmp_path / 'records'}", f"save_trace={tmp_path / 'traces'}"]
-    assert not run_here(monkeypatch, *WORDS, *alone)
-    capsys.readouterr()
-    compare_traces(root / "traces/embedded", tmp_path / "traces")
-    ours, theirs = records(root / "embedded"), records(tmp_path / "records")
+def test_two_nodes_give_the_records_of_one_process(tmp_path: Path, shell: Shell) -> None:
+    root, other = tmp_path / "spread", tmp_path / "alone"
+    of_nodes, of_one = (
+        [*WORDS, f"results_dir={at / 'records'}", f"save_trace={at / 'traces'}"]
+        for at in (root, other)
+    )
+    first, second = run_nodes(["-m", "capmoe_eval", *of_nodes, "parallel=ep"], 2, timeout=180)
+    assert "6 computed, 0 finished before, 0 failed" in first
+    assert second == "", "rank 1 speaks, too"
+    assert shell(*of_one)[0] == 0
+    compare_traces(root / "traces", other / "traces")
+    ours, theirs = records(root / "records"), records(other / "records")
     assert ours.keys() == theirs.keys()
     assert len(ours) == 6
     for path, record in ours.items():
@@ -98,8 +78,8 @@ def test_two_nodes_give_the_records_of_one_process(
         assert origin == {"kind": "ep", "ranks": 2, "backend": "gloo"}
         assert theirs[path]["capmoe"]["provenance"]["parallel"] is None
     # What is finished stays: the same cells, whoever computed them.
-    assert not run_here(monkeypatch, *WORDS, f"results_dir={root / 'embedded'}")
-    assert "0 computed, 6 finished before" in capsys.readouterr().out
+    status, printed, _ = shell(*WORDS, f"results_dir={root / 'records'}")
+    assert (status, "0 computed, 6 finished before" in printed) == (0, True)
 
 
 def compare_traces(ours: Path, theirs: Path) -> None:

@@ -21,9 +21,10 @@ from typing import Any, Final
 
 import pytest
 
+from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.reservations import holder_of, reserved
-from tests.evaluation.test_parallel import records, run_here, without_origin
-from tests.records import undated
+from tests.evaluation.test_parallel import records, without_origin
+from tests.records import planned, undated
 
 REPOSITORY: Final = Path(__file__).parents[2]
 DAEMONS: Final = ("slurmctld", "slurmd")
@@ -179,8 +180,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The records of both models, computed by this process."""
     root = tmp_path_factory.mktemp("alone")
-    with pytest.MonkeyPatch.context() as patch:
-        assert not run_here(patch, "-m", *SWEEP, f"results_dir={root}")
+    for model in MODELS:
+        assert not run(planned(f"model={model}", *WORDS, GRID, f"results_dir={root}")).failures
     return records(root)
 
 
