@@ -1,7 +1,5 @@
 """A model of lm-eval that gives the answers it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cells on mini-world and on real documents."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

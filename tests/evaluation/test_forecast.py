@@ -1,7 +1,5 @@
 """A forecast counts what a run computes, writes no record, and takes time from where it says."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``capmoe-multimodal`` against lm-eval's own ``hf-multimodal``, and what its batches tell."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Every sweep is forked from a server that has imported everything. It ends itself
 on the files of its results directory, or after some seconds; a second one runs beside it.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

@@ -1,7 +1,5 @@
 """``capmoe`` against lm-eval's own ``hf``, and what its batches tell the meter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

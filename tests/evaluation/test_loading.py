@@ -1,7 +1,5 @@
 """Models from checkpoints and from the package: whole, as they were saved, or refused in a line."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,5 @@
 """``parallel=ep``: an evaluation by several processes gives the record of one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Several processes on one directory compute every cell once. There, one name stan
 weights, and one for one set of documents.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import gc

@@ -3,8 +3,6 @@
 It has one node, the daemons of Debian's packages, and neither accounts nor keys.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Tasks find what lm-eval finds in all folders, read their documents, and score them."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import Counter

@@ -4,8 +4,6 @@ It works on Python lists, so that a definition depends on no behaviour of a tens
 sorting, precision).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction

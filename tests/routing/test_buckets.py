@@ -1,7 +1,5 @@
 """The one routine that keeps the best pairs of every bucket, against a loop; it compiles."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 from unittest.mock import Mock

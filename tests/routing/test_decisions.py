@@ -1,7 +1,5 @@
 """Every decision against its definition as loops and in NumPy; it compiles into one graph."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """``docs/tutorials/own_method.md``: its code runs, by an entry point and on the command line."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Methods are registered, and their knobs checked by the types that declare them."""
 
-from __future__ import annotations
-
 import math
 import pkgutil
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Then single settings of the paper's methods: which are one, their labels, and wh
 the identities, labels and digests of all committed records.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

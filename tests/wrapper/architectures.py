@@ -3,8 +3,6 @@
 ``python -m tests.wrapper.architectures`` writes ``docs/reference/models.md`` from what is found.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Tiny vision-language models with random weights, and batches with images for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

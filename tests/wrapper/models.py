@@ -1,7 +1,5 @@
 """Tiny random models of many architectures, made on the spot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 A gate is recognised by what a router does, in any precision, wherever its bias lies.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 import re

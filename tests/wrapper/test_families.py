@@ -3,8 +3,6 @@
 The released code of commit 606dc1d, by loops, gives what the knobs that reproduce it give.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

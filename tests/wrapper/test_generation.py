@@ -1,7 +1,5 @@
 """Generations: which tokens count with every kind of cache, whatever object generates."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Which modality is dropped first, on every kind of model with images."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What observers see of a layer's forward, and what they report, against the definition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Every invariant can break, which is done here on purpose; what was not checked is told."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

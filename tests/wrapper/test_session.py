@@ -1,7 +1,5 @@
 """The context manager: masks, calls, decode steps, statistics, γ by layer."""
 
-from __future__ import annotations
-
 import gc
 import math
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 So is every version of transformers and lm-eval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import MethodType, SimpleNamespace
 from typing import Any

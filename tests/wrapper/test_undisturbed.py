@@ -1,7 +1,5 @@
 """A forward runs alone, counts whole or not at all, and leaves nothing behind in any copy."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import threading

@@ -4,8 +4,6 @@ An attempt that does no harm is also made outside, where it must succeed: one th
 would prove nothing.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

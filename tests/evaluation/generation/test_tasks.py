@@ -4,8 +4,6 @@ HumanEval asks as lm-eval's task does and runs nothing that was not allowed. MTS
 ROUGE and BERTScore are defined. LongICL is held against a miniature of its protocol by hand.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from pathlib import Path

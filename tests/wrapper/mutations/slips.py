@@ -1,7 +1,5 @@
 """Wrong decisions that no single wrong value makes: other rules, other orders, stale results."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

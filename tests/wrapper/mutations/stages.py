@@ -3,8 +3,6 @@
 Not every change has an effect at every stage; some change of every stage has.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Every wrong decision is refused by an invariant, whatever the method."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

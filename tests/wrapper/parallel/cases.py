@@ -1,7 +1,5 @@
 """Compute the same cases on ranks and, for comparison, in one process."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Ranks as processes; one that hangs or fails ends all of them, with its last words."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Real expert parallelism gives what the emulation gives: logits, kept pairs, statistics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

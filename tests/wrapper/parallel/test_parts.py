@@ -1,7 +1,5 @@
 """The parts of expert parallelism in one process: packing, sums, and one rank that has all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
