@@ -6,8 +6,6 @@ Words are split as a shell does. They run in a directory that has an empty ``fil
 ``gamma.yaml``, ``hf.yaml`` and ``folder.yaml``, options of lm-eval.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Cases of a test of which most run in ``.ci/nightly`` alone."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What ``pyproject.toml`` says of the project, and programs that run in a checkout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Every number is given, or follows from a small formula. What is written goes thr
 so it is what readers take; an odd record that tests keep in memory may be none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

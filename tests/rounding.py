@@ -14,8 +14,6 @@ Each token has a tolerance for its own outputs, since tokens differ in condition
 thirty. It depends on the processor in its last digits alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The packages beside the suite, whose methods tests take where they are installed."""
 
-from __future__ import annotations
-
 import pytest
 
 from capmoe_eval.__main__ import subcommands

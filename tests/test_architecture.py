@@ -1,7 +1,5 @@
 """Methods are told apart by their classes, and the page of the architecture names what is there."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

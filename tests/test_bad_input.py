@@ -1,7 +1,5 @@
 """Whatever cannot be is refused in one line, with status 2, before a model is loaded."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex

@@ -1,7 +1,5 @@
 """``.ci/run`` and ``.ci/nightly``: each test is in one of the two."""
 
-from __future__ import annotations
-
 import itertools
 import shlex
 from pathlib import Path

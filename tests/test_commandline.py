@@ -1,7 +1,5 @@
 """What a user types, and what comes back."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

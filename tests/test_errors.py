@@ -1,7 +1,5 @@
 """Whatever damaged bytes make a library raise is one line that names the file."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``capmoe-eval``: its subcommands and its help."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """README and docs have the numbers of the records, and no measured number of their own."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

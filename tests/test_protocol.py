@@ -1,7 +1,5 @@
 """The protocol is complete, names what there is, and precedes the records that it speaks of."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import statistics

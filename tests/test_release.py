@@ -1,7 +1,5 @@
 """A release says which version it is, how to cite it, and what it carries; its habits hold."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

@@ -1,7 +1,5 @@
 """The packages beside the suite, as it sees them: their entry points."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The jobs of a sweep, and launchers of Hydra that are not ours: they are summed up here."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

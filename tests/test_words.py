@@ -1,7 +1,5 @@
 """README, pages and docstrings have sentences that are read once."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How a command ends: by signals, by a full disk, by a question, and where many are asked for."""
 
-from __future__ import annotations
-
 import errno
 import io
 import re

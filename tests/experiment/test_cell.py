@@ -1,7 +1,5 @@
 """A cell's identity: everything that can change its result is part of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packed records are the same records: to every reader, and after a kill between any two steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Processes that ``srun`` starts are one group as those of ``torchrun`` are, for parallel=ep."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

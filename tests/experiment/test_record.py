@@ -1,7 +1,5 @@
 """Records are read whole, unchanged and in their place, or refused in one line by every reader."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import random

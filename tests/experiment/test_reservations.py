@@ -1,7 +1,5 @@
 """Reservations: one holder, whatever dies when, and nothing left behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl

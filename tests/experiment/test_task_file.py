@@ -1,7 +1,5 @@
 """A user's own task file of lm-eval on the command line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@
 file that differs afterwards is a finding: its commit says which numbers changed, and why.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping

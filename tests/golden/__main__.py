@@ -1,7 +1,5 @@
 """Write the golden files anew from the committed records; name those that differ."""
 
-from __future__ import annotations
-
 from tests.golden import FILES, write
 
 if __name__ == "__main__":

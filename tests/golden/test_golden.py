@@ -1,7 +1,5 @@
 """The committed records give the numbers of the golden files, value by value."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Known answers, naive tests beside the vectorised ones, and what must hold for any differences."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

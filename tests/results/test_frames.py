@@ -1,7 +1,5 @@
 """The frames have what the records say, from files, packs and kept Parquet alike."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Iterator, Mapping

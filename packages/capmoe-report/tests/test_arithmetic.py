@@ -1,7 +1,5 @@
 """Facts about the published numbers, known beforehand, must come out of the data."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

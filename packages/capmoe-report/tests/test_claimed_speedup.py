@@ -1,7 +1,5 @@
 """Claims on speedups: directions alone, said to be emulated, never a published number."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

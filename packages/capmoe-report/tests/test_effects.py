@@ -1,7 +1,5 @@
 """Effects: the definition as loops, their errors, and intervals that cover."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics as stdlib

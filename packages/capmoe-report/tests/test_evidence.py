@@ -1,7 +1,5 @@
 """The cells of a side, among strangers that lie beside them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

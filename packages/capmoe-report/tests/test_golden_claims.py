@@ -3,8 +3,6 @@
 ``PYTHONPATH=. python packages/capmoe-report/tests/test_golden_claims.py`` writes these files.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Measures of load and of company, by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """For each claim: made records that refute it, and made records that support it."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What the pages say, without a browser, of a site that is built from made-up records."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

@@ -1,7 +1,5 @@
 """Verdicts from fabricated records, against cases worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record

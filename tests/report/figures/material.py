@@ -1,7 +1,5 @@
 """What figures are made from: records in parts, and rows of their data by the value of a column."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the figures of records show, against numbers worked out by hand or by a slow loop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The command: files, the same bytes each time, and honest notes about what is not there."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Tables as the tests read them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """A layout and results give the numbers, errors, tests and printed numbers of a table."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every kind of cell in every format, and any text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

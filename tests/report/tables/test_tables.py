@@ -1,7 +1,5 @@
 """The command, on records that nothing had to be evaluated for."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable

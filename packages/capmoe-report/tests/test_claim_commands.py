@@ -1,7 +1,5 @@
 """The commands ``claims``, ``replicate`` and ``export``: from records to files, twice the same."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
