@@ -28,59 +28,40 @@ from capmoe_methods.xshare import XShare, activation_budget
 
 # By hand: the examples of the methods' README files.
 
-PEAKED, FLAT = [0.90, 0.05, 0.03, 0.02], [0.31, 0.28, 0.27, 0.14]
-SIMILAR = [[1, 0, 0, 0.2], [0, 1, 0.8, 0.1], [0, 0.8, 1, 0], [0.2, 0.1, 0, 1]]
-TWO = {"name": "macs", "gamma": 1.0, "rho": 0.0, "reroute": "none"}
-EXAMPLES: dict[str, tuple[dict[str, Any], list[list[float]], int, list[set[int]]]] = {
-    "the experts that are some token's best": (
-        {"name": "oea", "k0": 1},
-        [[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.3, 0.6]],
-        2,
-        [{0, 2}] * 3,
-    ),
-    "the experts with the highest sums": (
-        {"name": "xshare", "k0": 0, "expert_budget": 0.5},
-        [[0.5, 0.2, 0.2, 0.1], [0.4, 0.2, 0.25, 0.15], [0.25, 0.25, 0.2, 0.3]],
-        2,
-        [{0, 1}] * 3,
-    ),
-    "a similar expert serves the tokens": (
-        {"name": "sere", "k0": 1, "min_similarity": 0.3},
-        [[0.5, 0.0, 0.3, 0.2], [0.0, 0.5, 0.3, 0.2]],
-        3,
-        [{0, 1, 3}, {1, 3}],
-    ),
-    "the least loaded of the viable experts": (
-        {"name": "laser", "peak_mass": 0.5, "viable_score": 0.5},
-        [PEAKED, FLAT, FLAT, FLAT],
-        1,
-        [{0}, {1}, {2}, {0}],
-    ),
-    "of text two fit": (
-        TWO,
-        [[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.8, 0.2]],
-        1,
-        [{0}, set(), set(), {0}],
-    ),
-    "of an image four fit": (
-        TWO | {"delta": 0.0},
-        [[0.9, 0.1]] * 4,
-        1,
-        [{0}] * 4,
-    ),
-}
+SIMILAR = torch.tensor([[1, 0, 0, 0.2], [0, 1, 0.8, 0.1], [0, 0.8, 1, 0], [0.2, 0.1, 0, 1]])
+BEST = [[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.1, 0.3, 0.6]]
+SUMS = [[0.5, 0.2, 0.2, 0.1], [0.4, 0.2, 0.25, 0.15], [0.25, 0.25, 0.2, 0.3]]
+OTHERS = [[0.5, 0.0, 0.3, 0.2], [0.0, 0.5, 0.3, 0.2]]
+FLAT = [[0.90, 0.05, 0.03, 0.02], *[[0.31, 0.28, 0.27, 0.14]] * 3]  # but for the first token
+FALLING = [[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.8, 0.2]]
+IMAGES = {"image_T": torch.ones(4, dtype=torch.bool), "hidden_TH": torch.zeros(4, 2)}
+MACS_WORDS = {"gamma": 1.0, "rho": 0.0, "reroute": "none"}
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_the_examples(example: str) -> None:
-    words, scores, top_k, expected = EXAMPLES[example]
-    method, score_TE = create_method(**words), torch.tensor(scores)
+@pytest.mark.parametrize(
+    ("name", "knobs", "scores", "top_k", "expected", "about"),
+    [
+        ("oea", {"k0": 1}, BEST, 2, [{0, 2}] * 3, {}),
+        ("xshare", {"k0": 0, "expert_budget": 0.5}, SUMS, 2, [{0, 1}] * 3, {}),
+        ("sere", {"k0": 1}, OTHERS, 3, [{0, 1, 3}, {1, 3}], {"calibrated": SIMILAR}),
+        ("laser", {"peak_mass": 0.5, "viable_score": 0.5}, FLAT, 1, [{0}, {1}, {2}, {0}], {}),
+        # Two tokens of text fit, or four of an image.
+        ("macs", MACS_WORDS, FALLING, 1, [{0}, set(), set(), {0}], {}),
+        ("macs", MACS_WORDS | {"delta": 0.0}, [[0.9, 0.1]] * 4, 1, [{0}] * 4, IMAGES),
+    ],
+)
+def test_the_examples(
+    name: str,
+    knobs: dict[str, Any],
+    scores: list[list[float]],
+    top_k: int,
+    expected: list[set[int]],
+    about: dict[str, Any],
+) -> None:
+    score_TE = torch.tensor(scores)
     of = Scores(score_TE, score_TE.topk(top_k, dim=1).indices)
-    knobs = {"calibrated": torch.tensor(SIMILAR)} if method.name == "sere" else {}
-    if "image" in example:
-        knobs = {"image_T": torch.ones(4, dtype=torch.bool), "hidden_TH": torch.zeros(4, 2)}
-    pairs = kept_pairs(assign(of, method, one_group(len(scores)), **knobs))
-    assert [{e for t, e in pairs if t == token} for token in range(len(scores))] == expected
+    kept = kept_pairs(assign(of, create_method(name, **knobs), one_group(len(scores)), **about))
+    assert [{e for t, e in kept if t == token} for token in range(len(scores))] == expected
 
 
 # OEA, XShare and SERE: the experts that a batch activates are bounded, and weights are kept.
