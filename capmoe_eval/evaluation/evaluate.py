@@ -29,6 +29,7 @@ from capmoe_eval.evaluation.lm import Document
 from capmoe_eval.evaluation.provenance import method_source
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import BITS_PER_BYTE
@@ -41,13 +42,10 @@ AnyLM: TypeAlias = Any
 
 
 def evaluate(
-    cell: Cell,
+    plan: CellPlan,
     lm: AnyLM,
     library: TaskLibrary,
-    source: DataSource,
     *,
-    root: Path,
-    allow_code_execution: bool = False,
     method: Method | None = None,
     calibrated: Calibrated | None = None,
     layers: Sequence[Tensor] | None = None,
@@ -57,17 +55,17 @@ def evaluate(
     """Evaluate a cell whose documents are in place on its model; the record is not yet written.
 
     One task a call: lm-eval pools the requests of all tasks that it is given into common batches,
-    and under a capacity an answer depends on its batch. With ``allow_code_execution``, programs
-    that the model writes run in the sandbox. ``method`` is the cell's after its calibration, where
-    it needs one; ``calibrated`` is that for the record, and ``layers`` what the decisions of each
-    MoE layer need: see ``calibrated`` of ``capacity_aware``. ``observers`` see the layers'
-    forwards. ``samples`` is the file, written whole, that gets a line of JSON for each document:
-    lm-eval's sample, with the name of its (sub)task.
+    and under a capacity an answer depends on its batch. ``method`` is the cell's after its
+    calibration, where it needs one; ``calibrated`` is that for the record, and ``layers`` what the
+    decisions of each MoE layer need: see ``calibrated`` of ``capacity_aware``. ``observers`` see
+    the layers' forwards. ``samples`` is the file, written whole, that gets a line of JSON for each
+    document: lm-eval's sample, with the name of its (sub)task.
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
         EnforcementError: If an invariant is broken.
     """
+    cell, source = plan.cell, plan.source
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     parts = tasks["tasks"]
     check_cell(parts, cell, lm)
@@ -75,8 +73,7 @@ def evaluate(
     for task in programs:
         task.on_progress = lm.on_progress
     prepare(parts, cell)
-    most_tokens: Any = cell.max_num_batched_tokens  # None without an engine
-    lm.set_batches(cell.batch_size, cell.shuffle, most_tokens)
+    lm.set_batches(cell.batch_size, cell.shuffle, cell.max_num_batched_tokens)
     started = time.perf_counter()
     meter = lm.route(method or cell.method, layers)
     for observer in observers:
@@ -89,7 +86,7 @@ def evaluate(
             task_dict=tasks,
             limit=cell.limit,
             **prompting(cell),
-            confirm_run_unsafe_code=allow_code_execution and bool(programs),
+            confirm_run_unsafe_code=plan.allow_code_execution and bool(programs),
         )
     finally:
         lm.release()
@@ -148,7 +145,7 @@ def evaluate(
             "verdicts": sum((Counter(task.verdicts) for task in programs), Counter()),
         }
     plain = json.loads(json.dumps(content, default=_serializable))
-    return Record.of(plain, cell.path(root))
+    return Record.of(plain, plan.path)
 
 
 def check_cell(parts: dict[str, Any], cell: Cell, lm: AnyLM | None = None) -> None:

@@ -294,12 +294,9 @@ class _Computation:
             method, calibrated, layers = calibration.apply(plan, lm, self.progress.warn)
         observers = [of.observer() for of in plan.observers]
         record = evaluate.evaluate(
-            plan.cell,
+            plan,
             lm,
             self.library,
-            plan.source,
-            root=plan.root,
-            allow_code_execution=plan.allow_code_execution,
             method=method,
             calibrated=calibrated,
             layers=layers,

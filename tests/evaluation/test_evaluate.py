@@ -21,6 +21,7 @@ from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.paper.pairing import Paired, pair
@@ -74,7 +75,7 @@ def source(hub: Path) -> DataSource:
 
 @pytest.fixture(scope="module")
 def run(lm: CapmoeLM, library: TaskLibrary, source: DataSource) -> Callable[[Cell], Record]:
-    return lambda asked: evaluate(asked, lm, library, source, root=Path("unused"))
+    return lambda asked: evaluate(CellPlan(asked, source, Path("unused")), lm, library)
 
 
 def read_again(record: Record, root: Path) -> Record:
@@ -160,7 +161,7 @@ def test_records_are_those_of_cells_computed_alone_in_any_order(
     records = []
     for asked in CELLS:  # where nothing ran before it
         lm = load_lm(TINY, "cpu", 1)
-        record = evaluate(asked, lm, TaskLibrary(), source, root=Path("x"))
+        record = evaluate(CellPlan(asked, source, Path("x")), lm, TaskLibrary())
         records.append(undated(record.content))
     for number in random.Random(0).sample(range(len(CELLS)), len(CELLS)):
         assert undated(run(CELLS[number]).content) == records[number], str(CELLS[number])
@@ -182,12 +183,13 @@ def test_a_chat_has_the_instruction_and_its_examples_as_turns(
     """The prompts are those that lm-eval makes of its own options of the same names."""
     chat = {"apply_chat_template": True, "system_instruction": "Be brief."}
     asked = cell("gsm8k", fewshot=2, **chat)
+    plan = CellPlan(asked, source, tmp_path)
     with pytest.raises(UsageError, match="the tokenizer of tiny_olmoe has no chat template"):
-        evaluate(asked, lm, library, source, root=tmp_path)
+        evaluate(plan, lm, library)
     lm.tokenizer.chat_template = TEMPLATE
     try:
         kept = tmp_path / "kept.jsonl"
-        record = evaluate(asked, lm, library, source, root=tmp_path, samples=kept)
+        record = evaluate(plan, lm, library, samples=kept)
         prompts = [json.loads(line)["arguments"] for line in kept.read_text("utf-8").splitlines()]
         parts = library.parts(asked.task, source)
         of_plan = requests(parts, asked, 2, lm.apply_chat_template)
@@ -233,14 +235,14 @@ def test_real_documents(
     ours, stock, source = real
     limit = 1 if name in ("mmlu", "longicl_1") else 2
     asked = cell(name, BASELINE, limit=limit, data=source.name)
-    baseline = evaluate(asked, ours, library, source, root=Path("unused"))
+    baseline = evaluate(CellPlan(asked, source, Path("unused")), ours, library)
     tasks = library.get(asked.task.lm_eval, source, asked.task.dataset)
     prepare(tasks["tasks"], asked)
     expected = lm_eval_evaluate(stock, tasks, limit=limit, bootstrap_iters=0)
     key = f"{asked.task.metric},{asked.task.filter}"
     assert baseline.value == expected["results"][asked.task.lm_eval][key]
     under = dataclasses.replace(asked, method=create_method("score", 1.0, ep_size=2))
-    dropped = evaluate(under, ours, library, source, root=Path("unused"))
+    dropped = evaluate(CellPlan(under, source, Path("unused")), ours, library)
     assert dropped.load.drop_rate > 0.01
     assert dropped.n == baseline.n == (57 if name == "mmlu" else limit)
     assert all(invariant.passed for _, invariant, _ in dropped.proofs.recorded())

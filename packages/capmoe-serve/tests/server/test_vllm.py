@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +106,16 @@ def test_steps_mix_prompts_and_generated_tokens(tmp_path: Path) -> None:
 def test_a_step_that_fails_leaves_no_request_behind(tmp_path: Path) -> None:
     (plan,) = with_documents(planned(*SCORE, "tasks=[obqa]", "limit=4", f"results_dir={tmp_path}"))
     library, lm = task_library([plan]), load_lm(plan)
-    arguments: Sequence[Any] = (plan.cell, lm, library, plan.source)
-    first = evaluate.evaluate(*arguments, root=tmp_path)
+    first = evaluate.evaluate(plan, lm, library)
 
     def fail(*_: object) -> None:
         raise RuntimeError("stopped")
 
     lm.on_progress = fail
     with pytest.raises(RuntimeError, match="stopped"):
-        evaluate.evaluate(*arguments, root=tmp_path)
+        evaluate.evaluate(plan, lm, library)
     lm.on_progress = lambda *_: None
-    assert repeatable(evaluate.evaluate(*arguments, root=tmp_path)) == repeatable(first)
+    assert repeatable(evaluate.evaluate(plan, lm, library)) == repeatable(first)
 
 
 def test_an_engine_leaves_the_process_as_it_was(tmp_path: Path) -> None:

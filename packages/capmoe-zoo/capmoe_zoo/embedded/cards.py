@@ -29,6 +29,7 @@ from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import load_option
+from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.names import base_name, split_seed
@@ -178,7 +179,7 @@ def measure(
     results = {}
     for task in tasks:
         cell = Cell(identity, method, task, batch_size, limit, source.name)
-        record = evaluate(cell, lm, library, source, root=Path())
+        record = evaluate(CellPlan(cell, source, Path()), lm, library)
         part = record.capmoe
         results[task.name] = {
             "value": round(100 * part["value"], 1),
