@@ -9,17 +9,15 @@ from typing import Any, Final
 import numpy as np
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import BITS_PER_BYTE, gamma_suffix, is_stock, method_title
+from capmoe_eval.experiment.names import gamma_suffix, is_stock, method_title
 from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.report.figures.scores import over_tasks, whole, with_interval
 from capmoe_eval.report.figures.sources import Sources
-from capmoe_eval.report.tables.sweep import settings_of, share_interval
+from capmoe_eval.report.tables.sweep import SHARE, settings_of, share_interval, units_of
 from capmoe_eval.results.frames import read
 
-_BITS: Final = "bits per byte"
-_SHARE: Final = "score (%)"
 _LOADS: Final = {
     "dropped_percent": "dropped pairs (%)",
     "straggler": "fullest expert / mean load",
@@ -58,14 +56,11 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
     The tasks by which most of a model are drawn count equally. Without a limit γ is missing.
     """
     cells = sources.results.cells
-    is_share = cells.groupby("task")["value"].transform(lambda values: values.between(0, 1).all())
     cells = cells.assign(
         dropped_percent=100 * cells["drop_rate"],
         straggler=cells["load.mean_peak_after"],
         line=cells["method"].map(method_title) + (", " + settings_of(cells)).replace(", ", ""),
-        unit=np.where(
-            cells["task.metric"] == BITS_PER_BYTE, _BITS, np.where(is_share, _SHARE, "score")
-        ),
+        unit=units_of(cells),
     )
     without = cells["gamma"].isna() & ~cells["method"].map(is_stock)
     if without.any():
@@ -85,7 +80,7 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
         means = means.assign(model=model, unit=unit, tasks=", ".join(tasks))
         means = whole(means, sources.notes, _named)
         means[["score", "stderr"]] /= 100
-        if unit == _SHARE:
+        if unit == SHARE:
             columns = (means["score"], means["stderr"], means["n"] * len(tasks))
             ends = [share_interval(*map(float, row)) for row in zip(*columns, strict=True)]
             means[["score_low", "score_high"]] = 100 * np.array(ends)

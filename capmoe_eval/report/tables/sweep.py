@@ -14,6 +14,8 @@ from capmoe_eval.report.tables.table import as_table
 from capmoe_eval.results.frames import IDENTITY, read
 from capmoe_eval.routing.registry import knobs, method_names
 
+SHARE, BITS = "score (%)", "bits per byte"
+"""Units of scores; those of other metrics have none."""
 _REACH: Final = 1.96  # standard errors to either end of a 95 % interval
 _PERCENT: Final = 100.0
 _ROW: Final = ["model", "method", "gamma", "settings"]
@@ -40,11 +42,8 @@ def sweep_table(root: Path) -> pd.DataFrame:
         gamma=pd.to_numeric(cells["gamma"]),
         place=cells["method"].map(order),
     ).sort_values(["place", "gamma", "settings"], ascending=[True, False, True], kind="stable")
-    tasks = cells.groupby("task")["value"].agg(["min", "max"])
-    scales = {
-        str(task): _PERCENT if 0 <= low <= high <= 1 else 1.0
-        for task, low, high in tasks.itertuples()
-    }
+    of_task = dict(sorted(zip(cells["task"], units_of(cells), strict=True)))
+    scales = {task: _PERCENT if unit == SHARE else 1.0 for task, unit in of_task.items()}
     rows: list[dict[str, object]] = []
     models = sorted(set(cells["model"]))
     settings = [same for _, same in cells.groupby(_ROW, dropna=False, sort=False)]
@@ -64,9 +63,9 @@ def sweep_table(root: Path) -> pd.DataFrame:
         rows += [row | {"column": column} | cell for column, cell in of_tasks.items()]
     layout = PaperTable("sweep", "ours", 0, "Results in {root}", _CAPTION)
     table = as_table(layout, ["Model", "Method", "γ", "Settings"], rows, root=root.name)
-    bits = set(cells.loc[cells["task.metric"] == BITS_PER_BYTE, "task"])
     table.attrs |= {"folder": root.resolve().name, "notes": [*cell_notes(table)]}
-    table.attrs["fine"] = dict.fromkeys(bits, 4)  # methods differ in thousandths of a bit
+    # Methods differ in thousandths of a bit.
+    table.attrs["fine"] = {task: 4 for task, unit in of_task.items() if unit == BITS}
     return table.assign(best=False)  # of a metric that may be better the lower it is
 
 
@@ -96,6 +95,13 @@ def share_interval(share: float, error: float, count: float) -> tuple[float, flo
     square = _REACH**2 / (variance / error**2 if variance and error else count)
     centre, reach = share + square / 2, math.sqrt(max(0.0, square * variance + square**2 / 4))
     return (centre - reach) / (1 + square), (centre + reach) / (1 + square)
+
+
+def units_of(cells: pd.DataFrame) -> pd.Series[str]:
+    """Return the unit of each cell's score; a score is a share where all of its task are."""
+    are_shares = cells.groupby("task")["value"].transform(lambda of: of.between(0, 1).all())
+    units = are_shares.map({True: SHARE, False: "score"})
+    return units.mask(cells["task.metric"] == BITS_PER_BYTE, BITS)
 
 
 def settings_of(cells: pd.DataFrame) -> pd.Series[str]:

@@ -9,8 +9,11 @@ import pandas as pd
 import pytest
 
 from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.paper.layout import TABLES
 from capmoe_eval.report.tables import command as tables
+from capmoe_eval.report.tables import sweep
+from capmoe_eval.results.frames import read
 from capmoe_eval.routing.registry import create_method
 from tests.conftest import Shell
 from tests.project import ROOT
@@ -201,6 +204,18 @@ def test_a_directory_of_any_records_is_a_table(shell: Shell) -> None:
 def test_bits_per_byte_are_shown_in_the_digits_in_which_methods_differ(shell: Shell) -> None:
     output = shell("table", str(ROOT / "results" / "real"))[1]
     assert "| 1.1260 | 1.1611 | 1.1155 | 61.8 (59.6–64.0) |" in output
+
+
+def test_bits_per_byte_below_one_are_no_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = read(ROOT / "results" / "real")
+    are_bits = results.cells["task.metric"] == BITS_PER_BYTE
+    halved = results.cells["value"].mask(are_bits, results.cells["value"] / 2)
+    cells = results.cells.assign(value=halved)
+    monkeypatch.setattr(sweep, "read", lambda _: results._replace(cells=cells))
+    table = sweep.sweep_table(ROOT)
+    of_bits = table[table["column"].isin(set(cells["task"][are_bits]))]["value"].dropna()
+    assert len(of_bits) > 0
+    assert of_bits.max() < 1
 
 
 def test_an_empty_table_names_the_records_of_other_settings(shell: Shell) -> None:
