@@ -12,7 +12,6 @@ from typing import TextIO
 from tqdm import tqdm
 
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.names import score_text, score_unit
 from capmoe_eval.experiment.record import Record
 
 _ERASE = "\r\x1b[2K"
@@ -145,8 +144,8 @@ class Progress:
         lines = [aligned([_row(record) for record in records], _NUMBERS)]
         if self.finished > len(records):
             lines.append(f"… and {self.finished - len(records)} more records")
-        units = [score_unit(record.cell.task.metric) for record in records]
-        lines.append(f"score: in {' or '.join(dict.fromkeys(units))}; {_LEGEND}")
+        units = dict.fromkeys(record.score_in_words[-1] for record in records)
+        lines.append(f"score: in {' or '.join(units)}; {_LEGEND}")
         return "\n".join(lines)
 
     @property
@@ -156,10 +155,9 @@ class Progress:
 
     def finish(self, number: int, record: Record, *, by_other: bool) -> None:
         """Count and print a cell that this run, or another process, has computed."""
-        metric = record.cell.task.metric
-        spread = "" if record.stderr is None else f" ± {score_text(metric, record.stderr)}"
+        value, stderr, _ = record.score_in_words
         result = (
-            f"{score_text(metric, record.value)}{spread}, "
+            f"{value}{stderr and f' ± {stderr}'}, "
             f"dropped {100 * record.load.drop_rate:.1f} %, {record.provenance.seconds:.1f} s"
         )
         self.computed += not by_other
@@ -210,13 +208,13 @@ def aligned(rows: Sequence[Mapping[str, str]], numbers: Collection[str]) -> str:
 
 
 def _row(record: Record) -> dict[str, str]:
-    load, metric = record.load, record.cell.task.metric
+    load, (value, stderr, _) = record.load, record.score_in_words
     return {
         "task": record.task,
         "model": record.model,
         "method": record.cell.title,
-        "score": score_text(metric, record.value),
-        "±": "" if record.stderr is None else score_text(metric, record.stderr),
+        "score": value,
+        "±": stderr,
         "n": str(record.n),
         "effective γ": "" if load.effective_gamma is None else f"{load.effective_gamma:.2f}",
         "dropped": f"{100 * load.drop_rate:.1f} %",

@@ -26,16 +26,6 @@ def metric_title(method: str) -> str:
     return METRIC_TITLES.get(method, method_title(method))
 
 
-def score_text(metric: str, score: float) -> str:
-    """Return a score of a metric, or its standard error, in the unit of :func:`score_unit`."""
-    return f"{score:.4f}" if metric == BITS_PER_BYTE else f"{100 * score:.1f}"
-
-
-def score_unit(metric: str) -> str:
-    """Return the unit of a metric's scores in text."""
-    return "bits per byte" if metric == BITS_PER_BYTE else "%"
-
-
 def gamma_text(gamma: float | CapacityFactor, *, decimal: bool = False) -> str:
     """Return γ for text: ``1``, or with a decimal ``1.0``, as the paper's tables print it."""
     factor = gamma if isinstance(gamma, CapacityFactor) else CapacityFactor(gamma)

@@ -532,6 +532,22 @@ class Record(Summary):
         """Key of the task."""
         return self.cell.task.name
 
+    @property
+    def score_in_words(self) -> tuple[str, str, str]:
+        """Value, standard error (empty where there is none) and their unit.
+
+        The unit is percent, bits per byte, or that of a metric that is no share, by its name.
+        """
+        metric = self.cell.task.metric
+        unit = metric.replace(BITS_PER_BYTE, "bits per byte")
+        if is_share := metric != BITS_PER_BYTE and abs(self.value) <= 1:
+            unit = "%"
+        numbers = (self.value, self.stderr)
+        value, stderr = (
+            "" if n is None else f"{100 * n:.1f}" if is_share else f"{n:.4f}" for n in numbers
+        )
+        return value, stderr, unit
+
     def score(self, metric: str) -> tuple[float, float | None, int]:
         """Return a metric of the task that need not be its own: value, standard error, documents.
 

@@ -28,7 +28,7 @@ from capmoe_eval.evaluation import run as run_module
 from capmoe_eval.evaluation.run import check_inputs, run, take_turns
 from capmoe_eval.evaluation.run_command import execute
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.cell import Cell, ModelId
+from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.files import write_text
@@ -90,8 +90,8 @@ def test_failures_stop_no_other_cell_and_keep_no_model(
         if model.name == "tiny_qwen3_moe":
             raise RuntimeError("no memory")
 
-    def is_bad(cell: Cell) -> bool:
-        return (cell.model.name, cell.method.name) == ("tiny_mixtral", "baseline")
+    def is_bad(plan: CellPlan) -> bool:
+        return (plan.cell.model.name, plan.cell.method.name) == ("tiny_mixtral", "baseline")
 
     wrap(loading, "load_lm", alone, lambda lm: loaded.append(weakref.ref(lm.model)))
     # An error holds the frames that it passed.
@@ -154,8 +154,8 @@ UncompletedJobError.__module__ = "submitit.core.utils"
 def test_the_end_of_a_job_or_of_the_disk_is_no_failed_cell(
     error: Exception, raised: type[Exception], tmp_path: Path, wrap: Any
 ) -> None:
-    evaluated: list[Cell] = []
-    wrap(evaluation, "evaluate", lambda cell: (evaluated.append(cell), fail_with(error)(cell)))
+    evaluated: list[CellPlan] = []
+    wrap(evaluation, "evaluate", lambda plan: (evaluated.append(plan), fail_with(error)(plan)))
     with pytest.raises(raised):
         run(grid(tmp_path))
     assert len(evaluated) == 1

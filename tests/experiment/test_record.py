@@ -1,5 +1,6 @@
 """Records are read whole, unchanged and in their place, or refused in one line by every reader."""
 
+import dataclasses
 import functools
 import operator
 import random
@@ -220,6 +221,22 @@ def test_all_readers_refuse_the_same_files(tmp_path: Path, monkeypatch: pytest.M
         frame = capmoe_eval.load_frame(root)
     assert [str(warning.message) for warning in warnings] == [f"left out: {line}"]
     assert len(frame) == len(plans) - 1
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores", "words"),
+    [
+        ("acc", [1.0, 0.0], ("50.0", "50.0", "%")),
+        ("bertscore_f1", [-0.2, 0.1], ("-5.0", "0.0", "%")),  # rescaled, it may be below 0
+        ("word_perplexity", [12.5, 12.5], ("12.5000", "0.0000", "word_perplexity")),
+    ],
+)
+def test_a_score_that_is_no_share_is_not_printed_in_percent(
+    metric: str, scores: list[float], words: tuple[str, str, str]
+) -> None:
+    of = cell(create_method("baseline"))
+    of = dataclasses.replace(of, task=dataclasses.replace(of.task, metric=metric))
+    assert record(of, correct=scores).score_in_words == words
 
 
 def test_a_metric_has_its_own_documents() -> None:

@@ -25,7 +25,7 @@ from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import CellPlan, model_notes, planned
 from capmoe_eval.experiment.datasource import DIRECTORY
 from capmoe_eval.experiment.files import check_writable, read_bytes, write_text
-from capmoe_eval.experiment.names import gamma_column, score_text, score_unit
+from capmoe_eval.experiment.names import gamma_column
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import directories, read_records, record_places
 from capmoe_eval.paper.layout import TABLES, Layout
@@ -249,7 +249,8 @@ def _table_plans(overrides: Sequence[str]) -> list[CellPlan]:
 
 def _row(record: Record, link: Callable[[Path], str]) -> dict[str, Any]:
     """Return the cells of a record's row, by :data:`_COLUMNS`, and the name of the row."""
-    metric, load, proofs = record.cell.task.metric, record.load, record.proofs
+    load, proofs = record.load, record.proofs
+    value, stderr, unit = record.score_in_words
     passed = sum(proof.passed is True for _, proof, _ in proofs.recorded())
     failed = f"failed: {', '.join(proofs.broken)}" if proofs.broken else ""
     made = record.provenance
@@ -257,8 +258,8 @@ def _row(record: Record, link: Callable[[Path], str]) -> dict[str, Any]:
     cells = [
         *(record.model, record.task, record.method),
         gamma_column(record.method, record.cell.method.factor),
-        f"{score_text(metric, record.value)} {score_unit(metric)}",
-        ABSENT if record.stderr is None else score_text(metric, record.stderr),
+        f"{value} {unit}",
+        stderr or ABSENT,
         str(record.n),
         failed or f"{passed} passed",
         *(shown(share, "{:.1f}", 100) for share in (proofs.examined, load.drop_rate)),
