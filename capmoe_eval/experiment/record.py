@@ -523,11 +523,6 @@ class Record(Summary):
         return self.cell.method.name
 
     @property
-    def gamma(self) -> float | None:
-        """Capacity factor, or None where the method has none, or one for each layer."""
-        return self.cell.method.uniform_gamma
-
-    @property
     def task(self) -> str:
         """Key of the task."""
         return self.cell.task.name

@@ -60,10 +60,6 @@ class RowSpec:
     in_print: bool = True  # the paper prints the row
     labels: Mapping[str, str] = field(default_factory=dict)  # further fields for ``Layout.labels``
 
-    def knobs_on(self, slot: ModelSlot) -> dict[str, Any]:
-        """Return the knobs that it names, with a model's numbers for their symbols."""
-        return {knob: slot.symbols.get(str(v), v) for knob, v in self.knobs.items()}
-
     def gamma_on(self, slot: ModelSlot) -> float | None:
         """Return γ on a model, or raise UsageError if it takes the model's own, which has none."""
         if self.gamma != OWN:
@@ -74,9 +70,8 @@ class RowSpec:
 
     def method_on(self, slot: ModelSlot) -> Method:
         """Return the method on a model; UsageError for a value that a knob cannot have."""
-        return create_method(
-            self.method, self.gamma_on(slot), **{**slot.knobs, **self.knobs_on(slot)}
-        )
+        named = {knob: slot.symbols.get(str(v), v) for knob, v in self.knobs.items()}
+        return create_method(self.method, self.gamma_on(slot), **{**slot.knobs, **named})
 
 
 def _named(row: Any) -> Any:

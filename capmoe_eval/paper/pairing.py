@@ -58,7 +58,10 @@ def answered_by_cells(
             if (units[rows] != numbers[rows]).any():
                 images = np.unique((subtasks[rows] << 32) + units[rows], return_inverse=True)[1]
             sets = {subtask: (asked, stop - start) for subtask, asked, start, stop in of_task}
-            run = RunScores(sets, _weighted(scores[rows], sizes[rows]), images)
+            of_rows, bytes_of = scores[rows], sizes[rows]
+            if not np.isnan(bytes_of).any():  # of texts the mean is that of all bytes together
+                of_rows = of_rows * (bytes_of / bytes_of.mean())
+            run = RunScores(sets, of_rows, images)
             answers.setdefault((model, task), []).append(run)
     return answers
 
@@ -162,12 +165,3 @@ def _other(run: Mapping[str, tuple[str, int]], than: Mapping[str, tuple[str, int
         if count != than[name][1]:
             return f"{than[name][1]} and {count} scores for the same documents of {name}"
     return None
-
-
-def _weighted(scores: Floats, sizes: Floats) -> Floats:
-    """Return each document's score [documents]; that of a text by its share of all bytes.
-
-    So the mean is the metric of all documents together. ``sizes`` are their bytes, NaN where
-    documents are no texts.
-    """
-    return scores if np.isnan(sizes).any() else scores * (sizes / sizes.mean())
