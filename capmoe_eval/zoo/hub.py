@@ -105,7 +105,12 @@ def write_documents(directory: Path, content: Mapping[str, Configs], *, title: s
     """
     import pyarrow.parquet as pq
 
-    version = _content_hash(content)
+    canonical = json.dumps(
+        [content, {path: str(_schema(path)) for path in content}],
+        sort_keys=True,
+        default=lambda stored: hashlib.sha256(stored).hexdigest(),  # the bytes of a picture
+    )
+    version = hashlib.sha256(canonical.encode()).hexdigest()[:16]
     for path, configs in content.items():
         dataset, schema = directory / path, _schema(path)
         for config, splits in configs.items():
@@ -155,13 +160,3 @@ def _card(path: str, configs: Configs, version: str, title: str) -> str:
         counts.append(f"- {config}: {rows}")
     lines = ["---", *header, "---", "", f"# {path}: {title}", "", "Rows per split:", ""]
     return "\n".join([*lines, *counts, ""])
-
-
-def _content_hash(content: Mapping[str, Configs]) -> str:
-    columns = {path: str(_schema(path)) for path in content}
-    canonical = json.dumps(
-        [content, columns],
-        sort_keys=True,
-        default=lambda stored: hashlib.sha256(stored).hexdigest(),  # the bytes of a picture
-    )
-    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:16]

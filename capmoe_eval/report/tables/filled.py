@@ -258,19 +258,15 @@ def published_table(name: str, version: str = "v2") -> pd.DataFrame:
             printed = printed_table(as_printed)
             note = f"Published numbers ({VERSIONS[version]}), averages as printed."
         case WorkloadLayout():
-            printed = printed_workloads(layout)
+            speedups = [{"value": value} for value in printed_speedups(layout).values()]
+            printed = of_workloads(layout, {method_title(layout.method): speedups})
         case _:
-            printed = printed_words(layout)
+            (heading, *columns), *lines = layout.words
+            rows = {label: [{"text": text} for text in texts] for label, *texts in lines}
+            printed = as_table(layout, [heading], _cells(heading, rows, columns))
     notes = [note, *printed.attrs["notes"]]
     printed.attrs |= {"name": f"{name}_published_{version}", "folder": "published", "notes": notes}
     return printed
-
-
-def printed_words(layout: PaperTable) -> pd.DataFrame:
-    """Return a table of texts as the paper prints it."""
-    (heading, *columns), *lines = layout.words
-    rows = {label: [{"text": text} for text in texts] for label, *texts in lines}
-    return as_table(layout, [heading], _cells(heading, rows, columns))
 
 
 def settings_table(layout: PaperTable) -> pd.DataFrame:
@@ -319,12 +315,6 @@ def query_table(layout: PaperTable, records: Iterable[Record], command: str) -> 
     rows = {label: [*ours, {"text": printed}] for (label, *_, printed), ours in both}
     columns = ("Token Count", "Share (%)", "Token Count (paper)")
     return as_table(layout, [heading], _cells(heading, rows, columns), notes, commands=commands)
-
-
-def printed_workloads(layout: WorkloadLayout) -> pd.DataFrame:
-    """Return the same table as the paper prints it."""
-    row = [{"value": value} for value in printed_speedups(layout).values()]
-    return of_workloads(layout, {method_title(layout.method): row})
 
 
 def of_workloads(
