@@ -89,12 +89,18 @@ def run_command(command: Callable[[], int | None], unexpected: tuple[str, int] =
     with _interrupted_by_signals():
         try:
             with _prepared():
-                return _flushed(_status(command, unexpected))
+                status = _status(command, unexpected)
+                if sys.stdout is not None:  # it was closed when the process began
+                    sys.stdout.flush()
+                return status
         except BrokenPipeError:  # the reader, such as `head`, has read enough
             _discard_output()
             return 0
         except UnwritableError as error:
             return _say(str(error), error)
+        except OSError as error:  # of what was printed
+            _discard_output()
+            return _say(str(_unwritable_output(error)), error)
         except KeyboardInterrupt:
             return _end_interrupted()
 
@@ -243,19 +249,6 @@ def _prepared() -> Iterator[None]:
         finally:
             sys.stdin, warnings.showwarning = stdin, show
             argparse.ArgumentParser.error = error  # type: ignore[method-assign]
-
-
-def _flushed(status: int) -> int:
-    """Write what is printed and return the status; it is 2 if that cannot be written."""
-    try:
-        if sys.stdout is not None:  # it was closed when the process began
-            sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        _discard_output()
-        return _say(str(_unwritable_output(error)), error)
-    return status
 
 
 def _unwritable_output(error: OSError) -> UnwritableError:
