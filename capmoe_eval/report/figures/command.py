@@ -11,7 +11,7 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import named_directory
 from capmoe_eval.report.figures.catalogue import Spec, figures, get_figure
-from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
+from capmoe_eval.report.figures.sources import FigurePlans, gather
 from capmoe_eval.report.figures.sweep import sweep_figure
 from capmoe_eval.report.figures.write import FORMATS, write_figure
 
@@ -47,9 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             directory = None if name in figures() else named_directory(name)
             chosen.append(get_figure(name) if directory is None else sweep_figure(directory))
         experiment = FigurePlans(options.overrides)
-
-        def sources(spec: Spec) -> Sources:
-            return gather(spec, experiment, options.bench)
+        sources = functools.partial(gather, experiment=experiment, bench=options.bench)
 
         def draw(spec: Spec) -> None:
             material = sources(spec)
