@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from capmoe_report.records import to_lines
 
-from capmoe_eval.report.figures.write import images_of
+from capmoe_eval.report.figures.command import images_of
 from pages import ROOT, fill, glance, pages, present, record_schema
 from pages.blocks import BLOCKS, PICTURES
 

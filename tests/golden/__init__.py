@@ -14,8 +14,8 @@ import pandas as pd
 
 from capmoe_eval.paper.layout import PAPER_TABLES, TABLES, WorkloadLayout
 from capmoe_eval.report.figures.catalogue import figures as all_figures
+from capmoe_eval.report.figures.command import images_of, measured
 from capmoe_eval.report.figures.sources import FigurePlans, gather
-from capmoe_eval.report.figures.write import images_of, measured
 from capmoe_eval.report.tables.filled import measured_table, published_table
 from tests.project import ROOT
 

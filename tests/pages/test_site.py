@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.report.figures.write import images_of
+from capmoe_eval.report.figures.command import images_of
 from pages import DOCS, ROOT, pages
 from pages.blocks import PICTURES
 

@@ -9,8 +9,8 @@ import timing_files as files
 from capmoe_eval.beside import BESIDE
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import figures, get_figure
+from capmoe_eval.report.figures.command import describe, measured
 from capmoe_eval.report.figures.sources import FigurePlans, Sources, gather
-from capmoe_eval.report.figures.write import describe, measured
 from capmoe_eval.report.tables.filled import measured_table
 from tests.golden import FILES, drawn, framed, read
 from tests.golden.test_golden import differences

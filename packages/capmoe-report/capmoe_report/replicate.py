@@ -16,7 +16,7 @@ from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import directories, read_results
-from capmoe_eval.report.figures.write import images_of
+from capmoe_eval.report.figures.command import images_of
 
 from capmoe_report.claims import WORDS
 from capmoe_report.contrasts import grouping
