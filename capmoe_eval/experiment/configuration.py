@@ -240,9 +240,7 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def settings_without_effect(
-    words: Sequence[str],
-    points: Sequence[Any],
-    idle: Callable[[CellPlan, str], str | None] = lambda *_: None,
+    words: Sequence[str], points: Sequence[Any], idle: Callable[[CellPlan, str], str | None]
 ) -> Iterator[str]:
     """Yield a line for each word, ``key=value``, that changes no cell of points of a grid.
 
