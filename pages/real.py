@@ -112,8 +112,7 @@ def by_intervals(rows: Sequence[Mapping[str, Any]]) -> str:
         depth = row["contrast"].expect.depth(effect.points)
         low, high = effect.interval()
         if (high - low) / 2 < abs(depth) <= effect.worth:
-            verdict = Outcome.HOLDS if depth > 0 else Outcome.FAILS
-            alone[verdict].append(f"({row['claim']})")
+            alone[Outcome.HOLDS if depth > 0 else Outcome.FAILS].append(f"({row['claim']})")
         if row["endpoint"] == BITS:  # of one task, so that worth is a unit over its documents
             units.append(effect.worth * math.sqrt(effect.documents) / effect.error)
     parts = " and ".join(
@@ -142,7 +141,7 @@ def text_scores() -> str:
 
     A sentence names the peaks: γ, but for rounding, where each expert has a capacity.
     """
-    rows, before, others = [], [], {}
+    rows, before, others = [], [], []
     for side, task in itertools.product(_sides(), _TEXTS):
         cells = cells_of(side, task)
         if not cells.empty:
@@ -154,13 +153,10 @@ def text_scores() -> str:
             before.append(cells["peak_before"].mean())
             after = cells["peak_after"].max()
             if side != _BASELINE and (side.gamma is None or after > 1.1 * side.gamma):
-                others[name] = after
+                others.append(f"{name} {after:.1f}")
     head = ("setting", "bits per byte", "change [95 %]", "dropped, %")
-    exceptions = ", ".join(f"{name} {peak:.1f}" for name, peak in others.items())
-    sentence = paragraph(
-        f"The peak is {span(before, '{:.1f}')}; drops leave γ, rounded, but {exceptions}."
-    )
-    return f"{table(head, rows)}\n{sentence}"
+    peaks = f"{span(before, '{:.1f}')}; drops leave γ, rounded, but {', '.join(others)}"
+    return f"{table(head, rows)}\n{paragraph(f'The peak is {peaks}.')}"
 
 
 def _name(side: Side) -> str:
@@ -181,13 +177,13 @@ def _costs() -> pd.DataFrame:
     for side in _sides():
         cells, effect = cells_of(side, TEXT), effect_of(side, _BASELINE, TEXT)
         if side != _BASELINE and effect.points is not None:
-            numbers = (number / 100 for number in (effect.points, *effect.interval()))
-            row = dict(zip(("bits", "bits_low", "bits_high"), numbers, strict=True))
-            row |= {"setting": str(side).replace(" γ=", ", γ="), "gamma": side.gamma}
-            row |= {"method": side.method, "dropped": cells["drop_rate"].mean()}
-            row |= {when: cells[f"peak_{when}"].mean() for when in ("before", "after")}
-            rows.append(row)
-    return pd.DataFrame(rows).sort_values("bits", ascending=False, ignore_index=True)
+            title = str(side).replace(" γ=", ", γ=")
+            bits = (number / 100 for number in (effect.points, *effect.interval()))
+            means = cells[["drop_rate", "peak_before", "peak_after"]].mean()
+            rows.append((side.method, side.gamma, title, *bits, *means))
+    names = ("method", "gamma", "setting", "bits", "bits_low", "bits_high")
+    costs = pd.DataFrame(rows, columns=[*names, "dropped", "before", "after"])
+    return costs.sort_values("bits", ascending=False, ignore_index=True)
 
 
 def picture() -> Figure:

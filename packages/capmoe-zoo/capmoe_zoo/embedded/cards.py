@@ -33,6 +33,7 @@ from capmoe_eval.experiment.configuration import CellPlan
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.names import base_name, split_seed
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -124,33 +125,31 @@ def page(card: Mapping[str, Any], world: str) -> str:
 
 
 def _measured(name: str, chosen: Recipe, model: Any, reader: Any) -> dict[str, Any]:
-    methods = {
-        "baseline": create_method("baseline"),
-        "all experts disabled": create_method("score", 0.0),
-        "Token Drop at γ=1": create_method("score", 1.0, ep_size=_option(name).ep_size),
+    dropped = create_method("score", 1.0, ep_size=_option(name).ep_size)
+    columns = {
+        "accuracy": ("baseline", create_method("baseline")),
+        "accuracy_silent": ("all experts disabled", create_method("score", 0.0)),
+        "accuracy_dropped": ("Token Drop at γ=1", dropped),
     }
-    results = []
-    for title, method in methods.items():
+    results = {}
+    for column, (title, method) in columns.items():
         say(title)
-        results.append(measure(name, model, method, reader, tasks_of(chosen)))
-    baseline, disabled, dropped = results
-    idle = {}
-    for same in zip(*(part["layers"] for part in baseline.values()), strict=True):
-        total_E = np.sum([layer["load_before"] for layer in same], axis=0)
+        results[column] = measure(name, model, method, reader, tasks_of(chosen))
+    baseline, idle = results["accuracy"], {}
+    for same in zip(*(record.layers for record in baseline.values()), strict=True):
+        total_E = np.sum([layer.load_before for layer in same], axis=0)
         # Experts with under a hundredth of the mean load of all.
-        idle[same[0]["name"]] = int((100 * len(total_E) * total_E < total_E.sum()).sum())
+        idle[same[0].name] = int((100 * len(total_E) * total_E < total_E.sum()).sum())
     numbers: dict[str, Any] = {
-        "first_right": {task: sum(part["right"][:FIRST]) for task, part in baseline.items()},
-        "accuracy": {task: part["value"] for task, part in baseline.items()},
-        "accuracy_silent": {task: part["value"] for task, part in disabled.items()},
-        "accuracy_dropped": {task: part["value"] for task, part in dropped.items()},
+        "first_right": {task: sum(right(record)[:FIRST]) for task, record in baseline.items()},
+        **{column: accuracies(records) for column, records in results.items()},
         "peak_load": {layer: round(peak, 2) for layer, peak in peaks(baseline).items()},
         "idle_experts": idle,
     }
     if chosen.data == "pictures":
         numbers["image_tokens"] = IMAGE_TOKENS
-        numbers["scores"] = {task: part["scores"] for task, part in baseline.items()}
-        numbers["scores_dropped"] = {task: part["scores"] for task, part in dropped.items()}
+        numbers["scores"] = _scores(baseline)
+        numbers["scores_dropped"] = _scores(results["accuracy_dropped"])
     return numbers
 
 
@@ -162,12 +161,10 @@ def measure(
     tasks: Iterable[TaskId],
     *,
     limit: int | None = None,
-) -> dict[str, Any]:
-    """Evaluate a loaded model on dev documents, of which ``limit`` takes the first of each task.
+) -> dict[str, Record]:
+    """Evaluate a loaded model on dev documents; return a record of each task, by its name.
 
-    Returns:
-        For each task its ``value`` in percent, the score of each document (``right``), lm-eval's
-        other ``scores``, and the ``layers`` of the meter's report.
+    ``limit`` takes the first documents of each task.
     """
     chosen = train.recipe(name)
     world = chosen.data if chosen.world == WORLD_SEED else f"miniworld_w{chosen.world}"
@@ -179,19 +176,31 @@ def measure(
     results = {}
     for task in tasks:
         cell = Cell(identity, method, task, batch_size, limit, source.name)
-        record = evaluate(CellPlan(cell, source, Path()), lm, library)
-        part = record.capmoe
-        results[task.name] = {
-            "value": round(100 * part["value"], 1),
-            "right": [right for each in part["documents"].values() for right in each["correct"]],
-            "scores": {
-                key.partition(",")[0]: round(value, 4)
-                for key, value in record.content["results"][task.lm_eval].items()
-                if "," in key and "_stderr" not in key and isinstance(value, float)
-            },
-            "layers": part["layers"],
-        }
+        results[task.name] = evaluate(CellPlan(cell, source, Path()), lm, library)
     return results
+
+
+def right(record: Record) -> list[float]:
+    """Return the score of each document of a record."""
+    return [score for part in record.capmoe["documents"].values() for score in part["correct"]]
+
+
+def accuracies(results: Mapping[str, Record]) -> dict[str, float]:
+    """Return the percentage of right answers, by task."""
+    return {task: round(100 * record.value, 1) for task, record in results.items()}
+
+
+def _scores(results: Mapping[str, Record]) -> dict[str, dict[str, float]]:
+    """Return lm-eval's other scores, by task."""
+    scores: dict[str, dict[str, float]] = {}
+    for task, record in results.items():
+        of_task = record.content["results"][record.cell.task.lm_eval]
+        scores[task] = {
+            key.partition(",")[0]: round(value, 4)
+            for key, value in of_task.items()
+            if "," in key and "_stderr" not in key and isinstance(value, float)
+        }
+    return scores
 
 
 def _final(losses: Sequence[float]) -> float:
@@ -203,12 +212,11 @@ def _option(name: str) -> Any:
     return load_option("model", f"zoo_{base_name(name)}")
 
 
-def peaks(results: Mapping[str, Any]) -> dict[str, float]:
+def peaks(results: Mapping[str, Record]) -> dict[str, float]:
     """Return each layer's highest load over the mean load, averaged over forwards, then tasks."""
-    by_task = (part["layers"] for part in results.values())
     return {
-        same[0]["name"]: sum(layer["peak"]["expert_before"]["mean"] for layer in same) / len(same)
-        for same in zip(*by_task, strict=True)
+        same[0].name: fmean(layer.peak["expert_before"]["mean"] for layer in same)
+        for same in zip(*(record.layers for record in results.values()), strict=True)
     }
 
 
@@ -242,7 +250,7 @@ def compare_origins(name: str, chosen: Recipe, out: Path, *, work: Path) -> None
         results = measure(name, model, baseline, reader, tasks, limit=STUDIED_DOCUMENTS)
         numbers = {
             "loss": _final(losses),
-            "accuracy": {task: part["value"] for task, part in results.items()},
+            "accuracy": accuracies(results),
             # By layer, the highest load over the mean load.
             "peaks": [round(peak, 3) for peak in peaks(results).values()],
         }

@@ -28,23 +28,13 @@ def _parser() -> Parser:
         description="Train an embedded model from its recipe; write its weights, and its card with "
         "its scores. The same command continues a killed training.",
     )
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        help="an embedded model: olmoe, mixtral, …; olmoe_s3 is olmoe with training seed 3",
-    )
+    name = "an embedded model: olmoe, mixtral, …; olmoe_s3 is olmoe with training seed 3"
+    parser.add_argument("name", metavar="NAME", help=name)
+    card = "train nothing; measure the trained model and write its card"
+    origins = "train it from scratch and upcycled, and add the balance of both routings to a file"
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument(
-        "--card",
-        action="store_true",
-        help="train nothing; measure the trained model and write its card",
-    )
-    kind.add_argument(
-        "--origins",
-        action="store_true",
-        help="train the model from scratch and upcycled, and add the balance of both routings to a "
-        "file",
-    )
+    kind.add_argument("--card", action="store_true", help=card)
+    kind.add_argument("--origins", action="store_true", help=origins)
     parser.add_argument("--steps", type=COUNT, help="training steps (default: the recipe's)")
     parser.add_argument(
         "--out",
@@ -52,12 +42,8 @@ def _parser() -> Parser:
         help="directory of the weights (default: where zoo:NAME reads them); with --origins a JSON "
         "file (default: results/training_seeds.json)",
     )
-    parser.add_argument(
-        "--work",
-        type=PATH,
-        default=users_cache() / "training",
-        help="directory of the checkpoints (default: in the user's cache)",
-    )
+    work = "directory of the checkpoints (default: in the user's cache)"
+    parser.add_argument("--work", type=PATH, default=users_cache() / "training", help=work)
     parser.add_argument("--threads", type=THREADS, default=1, help="CPU threads (default: 1)")
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,19 +23,16 @@ _PICTURES = pa.schema(
 
 def write() -> None:
     """Write the files of all worlds and splits into the suite."""
-    for world in WORLDS:
-        for split in ("dev", "test"):
-            with whole_file(SETS / f"{world}-{split}.parquet") as file:
-                pq.write_table(
-                    table(world, split), file, compression="brotli", compression_level=11
-                )
+    for world, split in itertools.product(WORLDS, ("dev", "test")):
+        with whole_file(SETS / f"{world}-{split}.parquet") as file:
+            content = table(world, split)
+            pq.write_table(content, file, compression="brotli", compression_level=11)
 
 
 def table(world: str, split: str) -> pa.Table:
     """Return the documents of a world as they are shipped."""
-    if world == "pictures":
-        return pa.Table.from_pylist(list(_rows(pictures.documents(split))), schema=_PICTURES)
-    return pa.Table.from_pylist(list(_rows(miniworld.documents(split))), schema=_SCHEMA)
+    source, schema = (pictures, _PICTURES) if world == "pictures" else (miniworld, _SCHEMA)
+    return pa.Table.from_pylist(list(_rows(source.documents(split))), schema=schema)
 
 
 def _rows(sets: Mapping[str, Configs]) -> Iterator[dict[str, Any]]:
