@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -53,18 +54,14 @@ def run(arguments: argparse.Namespace) -> None:
             output = ["--tasks", task, "--output_path", f"{scratch}/plain-{next(runs)}"]
             return seconds_of("lm_eval", *of_model, *of_task, *output)
 
-        seconds = alternate(
-            {
-                "grid, ours": lambda: ours("-m", f"gamma={','.join(map(str, GAMMAS))}", tasks),
-                # The cells of a task do the same without a capacity: one counts for all.
-                "grid, plain": lambda: len(GAMMAS) * sum(map(plain, names)),
-                "cell, ours": lambda: ours("gamma=1.0", f"tasks={arguments.tasks[0]}"),
-                "cell, plain": lambda: plain(names[0]),
-            },
-            rounds=arguments.rounds,
-            warmup=1,
-            title="suite",
-        )
+        sides = {
+            "grid, ours": lambda: ours("-m", f"gamma={','.join(map(str, GAMMAS))}", tasks),
+            # The cells of a task do the same without a capacity: one counts for all.
+            "grid, plain": lambda: len(GAMMAS) * sum(map(plain, names)),
+            "cell, ours": lambda: ours("gamma=1.0", f"tasks={arguments.tasks[0]}"),
+            "cell, plain": lambda: plain(names[0]),
+        }
+        seconds = alternate(sides, rounds=arguments.rounds, warmup=1, title="suite")
     n_tasks, limit = len(arguments.tasks), arguments.limit
     cells = len(GAMMAS) * n_tasks
     targets = [
@@ -112,11 +109,11 @@ def _save_tasks(planned: Sequence[CellPlan], directory: Path) -> list[str]:
         if documents is None:
             raise UsageError(f"model: {plan.cell.model.name} has no embedded documents")
         names.append(f"plain_{task.name}")
-        lines = [
-            f"include: {task_manager(task.lm_eval).task_index[task.lm_eval].yaml_path}",
-            f"task: {names[-1]}",
-            f"dataset_path: {documents}",
-            f"num_fewshot: {task.fewshot or 0}",
-        ]
-        (directory / f"{names[-1]}.yaml").write_text("\n".join(lines) + "\n")
+        fields = {
+            "include": str(task_manager(task.lm_eval).task_index[task.lm_eval].yaml_path),
+            "task": names[-1],
+            "dataset_path": str(documents),
+            "num_fewshot": task.fewshot or 0,
+        }
+        (directory / f"{names[-1]}.yaml").write_text(json.dumps(fields))  # which is YAML
     return names
