@@ -32,10 +32,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
         "--results results/zoo",
         paragraphs=slice(1, 2),
     ),
-    "loads": partial(
-        printed,
-        "capmoe-eval loads example --ranks 8 --gammas 1 1.5 2",
-    ),
+    "loads": partial(printed, "capmoe-eval loads example --ranks 8 --gammas 1 1.5 2"),
     "balancing": benchmarks.balancing,
     "adaptive-verdict": effects.adaptive_verdict,
     "server-speed": benchmarks.server_speed,

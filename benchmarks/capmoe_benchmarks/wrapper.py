@@ -79,9 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def measure_forward(
-    arguments: argparse.Namespace,
-    setting: LayerSetting,
-    sides: Mapping[str, Side] = FORWARD,
+    arguments: argparse.Namespace, setting: LayerSetting, sides: Mapping[str, Side] = FORWARD
 ) -> tuple[list[Target], dict[str, Any]]:
     """Return the targets of the sides, and what else was measured; ``arguments`` has the sizes."""
     model, tokens_BS, peaks = _skewed(setting, arguments)

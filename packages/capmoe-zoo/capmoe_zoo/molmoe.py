@@ -33,11 +33,7 @@ from transformers import (
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import Chunk, Concatenate, WeightConverter, WeightRenaming
 from transformers.image_processing_utils import BaseImageProcessor
-from transformers.image_utils import (
-    OPENAI_CLIP_MEAN,
-    OPENAI_CLIP_STD,
-    make_nested_list_of_images,
-)
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, make_nested_list_of_images
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from transformers.models.molmo2.configuration_molmo2 import Molmo2AdapterConfig, Molmo2VisionConfig
 from transformers.models.molmo2.image_processing_molmo2 import select_tiling

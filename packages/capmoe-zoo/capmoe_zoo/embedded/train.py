@@ -123,11 +123,7 @@ def model_class(chosen: Recipe) -> Any:
 
 
 def build(
-    name: str,
-    chosen: Recipe,
-    work: Path,
-    *,
-    device: torch.device | str = "cpu",
+    name: str, chosen: Recipe, work: Path, *, device: torch.device | str = "cpu"
 ) -> tuple[PreTrainedModel, list[float]]:
     """Train a model by a recipe; after a kill, continue from the last checkpoint.
 
@@ -290,12 +286,7 @@ def _imbalance(logits_NE: Tensor, top_k: int) -> Tensor:
 
 
 def train(
-    model: PreTrainedModel,
-    batches: Batches,
-    chosen: Recipe,
-    *,
-    checkpoint: Path,
-    first: int = 0,
+    model: PreTrainedModel, batches: Batches, chosen: Recipe, *, checkpoint: Path, first: int = 0
 ) -> list[float]:
     """Train a causal language model in float32, in place, and return the loss of every step.
 
