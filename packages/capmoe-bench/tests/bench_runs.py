@@ -1,7 +1,5 @@
 """Runs of benchmarks as commands, and what a file of a layer has to say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

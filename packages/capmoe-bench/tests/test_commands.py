@@ -1,7 +1,5 @@
 """The benchmarks as commands, as small as they can be, and what they refuse; no time is tested."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """On real ranks the timed layer computes and sends what the emulation says."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Timing in turn, ratios, what a target says, and live bytes."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The efficiency studies as data, the jobs they become, and routing with a wanted imbalance."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures and Table 10 of studies: the numbers are the files', and an emulation says it is one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The timed layer computes what it should, and its numbers are put together rightly."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace

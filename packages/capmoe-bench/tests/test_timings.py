@@ -1,7 +1,5 @@
 """Files of benchmarks: read as they stand, or refused in one line that names the field."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The committed files of studies, and studies that nobody ran, whose numbers a test says."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence

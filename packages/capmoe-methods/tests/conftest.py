@@ -1,3 +1,1 @@
-from __future__ import annotations
-
 from tests.conftest import datasets_cache, hub, one_thread, real_hub  # noqa: F401

@@ -1,7 +1,5 @@
 """Draw calibrations of the methods of other papers, for the random problems of the tests."""
 
-from __future__ import annotations
-
 import torch
 from capmoe_eval.routing.method import Method
 from tests.routing.problems import calibration

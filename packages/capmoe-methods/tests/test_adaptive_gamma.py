@@ -1,7 +1,5 @@
 """Adaptive γ: what each factor would drop, and the choice under a budget."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

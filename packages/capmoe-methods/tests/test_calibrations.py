@@ -1,7 +1,5 @@
 """Cells of calibrated methods: one calibration serves all their settings, and records name it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

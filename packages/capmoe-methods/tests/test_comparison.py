@@ -1,7 +1,5 @@
 """Cells beside each other: resampled shares, interpolation, and adaptive against static γ."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures that the paper lacks: by hand, by loops, and the numbers of the committed records."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

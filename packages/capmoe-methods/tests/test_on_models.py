@@ -1,7 +1,5 @@
 """The methods on tiny models: what the experts are called with, the proofs, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The package as the suite sees it: its entry points, its imports, what the suite names of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """What the methods decide from scores: activated experts, moved weights, weights of tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

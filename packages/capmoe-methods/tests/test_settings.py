@@ -1,7 +1,5 @@
 """Settings of the methods: which are one, their labels, what is refused and calibrated."""
 
-from __future__ import annotations
-
 import math
 import pkgutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every wrong decision of these methods is refused by an invariant, as those of the suite's are."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable
