@@ -12,9 +12,10 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.composition import options
 from capmoe_eval.experiment.names import gamma_text
@@ -32,9 +33,6 @@ from capmoe_serve.loads import facts, json_rows
 from capmoe_serve.placements import SlotPlan, contiguous, eplb_name, placements
 from capmoe_serve.summary import KEEPERS, Granularity, count, shares
 from capmoe_serve.trace import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 UNCHANGED: Final = "unchanged"
 AXES: Final = {
@@ -197,8 +195,6 @@ def trace_settings(
     Raises:
         UsageError: If the experts cannot be spread so, or the judged steps are empty.
     """
-    import pandas as pd
-
     judged = trace.second_half()
     home = contiguous(trace.n_layers, trace.n_experts, ranks)
     plans = {CONTIGUOUS: home}

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.registry import CONTIGUOUS
 from capmoe_methods.eplb_placement.packing import pack
 from numpy.typing import ArrayLike, NDArray
 
 from capmoe_serve.trace import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, N slots of a rank, P = R·N slots; X rows
 # (layers or nodes of them), B bins. Of pairs of a token and an expert: I.
@@ -182,8 +179,6 @@ def compare(
     Raises:
         UsageError: For loads that are no whole numbers of pairs, or fewer than two steps.
     """
-    import pandas as pd
-
     load_SLE = Trace(np.shape(load_SLE)[-1], load_SLE=np.asarray(load_SLE)).loads()
     if (middle := len(load_SLE) // 2) < 1:
         raise UsageError(

@@ -9,18 +9,16 @@ each have one. Copies are there to compute what such a capacity would drop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import numpy as np
+import pandas as pd
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.knobs import Count, check
 from pydantic import Field
 
 from capmoe_serve.placements import SlotPlan, contiguous, turns
 from capmoe_serve.trace import Array, Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Shape suffixes: T tokens, L layers, K = top-k, S steps, E experts, P slots, R ranks, B buckets
 # with a capacity (slots of experts, or devices), X capacity factors, M keepers; of pairs: I.
@@ -50,8 +48,6 @@ def count(
         placement: The experts in the slots of every rank.
         granularity: What has a capacity; each expert only where no expert has two slots.
     """
-    import pandas as pd
-
     of_devices = granularity == "device"
     assert of_devices or not placement.redundant
     rows = []
@@ -195,8 +191,6 @@ def summarise(
     Raises:
         UsageError: Without a γ, for a negative γ, or for fewer than one rank.
     """
-    import pandas as pd
-
     check("gammas", [*gammas], _Gammas)
     check("ranks", ranks, Count | None)
     ranks = trace.ranks if ranks is None else ranks

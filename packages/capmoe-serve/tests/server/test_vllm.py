@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +19,9 @@ from tests.records import planned
 
 from capmoe_serve.server.local import end_engine
 from capmoe_serve.trace import load_trace
+from server.engines import NEEDS_VLLM
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vLLM is not installed (capmoe-serve[vllm])",
-    ),
-]
+pytestmark = [NEEDS_VLLM, pytest.mark.slow]
 
 SCORE = ("model=zoo_olmoe", "method=score", "gamma=1.0", "backend=vllm")
 

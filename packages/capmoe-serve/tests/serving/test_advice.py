@@ -21,7 +21,6 @@ from capmoe_eval.routing.registry import create_method
 from capmoe_report.effects import pooled
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.satellites import NEEDS_METHODS
 
 from capmoe_serve.advice import (
     advise,
@@ -254,7 +253,6 @@ def evaluated(root: Path, rights: dict[tuple[float | None, str], int]) -> pd.Dat
     return with_changes(menu.loc[["contiguous placement", *titles]], of_model, 4)
 
 
-@NEEDS_METHODS
 def test_losses_are_compared_on_the_tasks_that_most_settings_have(tmp_path: Path) -> None:
     baseline = {(None, task): 200 for task in ("piqa", "boolq", "rte")}
     rights = {(0.5, "piqa"): 199, (0.5, "boolq"): 200, (1.0, "piqa"): 200, (1.0, "boolq"): 199}
@@ -281,7 +279,6 @@ def test_losses_are_compared_on_the_tasks_that_most_settings_have(tmp_path: Path
     assert any("such as score γ=2 per expert, which lacks piqa." in line for line in lines)
 
 
-@NEEDS_METHODS
 def test_settings_without_common_tasks_are_refused(tmp_path: Path) -> None:
     baseline = {(None, task): 200 for task in ("piqa", "boolq")}
     with pytest.raises(UsageError, match=r"^results: .*γ=1 per expert: piqa; .*γ=2.*: boolq\)"):
@@ -301,7 +298,6 @@ def test_a_budget_of_points_alone_does_not_speak_of_a_speedup() -> None:
     assert text.endswith("; 2 capacities are faster, 1 of them without a measured loss.")
 
 
-@NEEDS_METHODS
 def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: Path) -> None:
     of_model = write_records(tmp_path, MADE)
     budget = {"at_least_speedup": 1.6, "at_most_points": 30.0}
@@ -347,7 +343,6 @@ DECODES = {("only", "gsm8k"): 20, ("constrained", "gsm8k"): 10, ("constrained", 
 """Documents of 40 that are right at γ=1 by ``decode`` and task; with prompts alone all 30 are."""
 
 
-@NEEDS_METHODS
 @pytest.mark.parametrize(
     ("kinds", "held", "effect", "decode", "line"),
     [
@@ -430,7 +425,6 @@ def test_records_of_a_model_of_another_shape_are_refused(
     assert part in str(info.value)
 
 
-@NEEDS_METHODS
 def test_records_of_another_shape_are_left_out_and_a_partial_trace_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
