@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.observers import Observer
 from capmoe_eval.wrapper.plan import ForwardPlan
 
-# Shape suffixes: T counted tokens, L layers, K = top-k, S forwards that have a token.
+from capmoe_serve.trace import Array
 
-Array = npt.NDArray[Any]
+# Shape suffixes: T counted tokens, L layers, K = top-k, S forwards that have a token.
 
 
 class Recorder(Observer):

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import shlex
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,10 @@ import pytest
 from capmoe_eval.__main__ import main
 from tests.records import planned
 
+from capmoe_serve.readers.formats import read_trace
 from capmoe_serve.summary import ALL, GAMMAS, summarise
 from capmoe_serve.trace import Trace, load_trace, save_trace
 from serving.test_readers import completion, generated, lines, recording
-
-# ``capmoe-eval loads`` on the embedded trace and on traces of servers.
-
-
-EXAMPLE = Path(str(resources.files("capmoe_serve") / "data" / "example.npz"))
 
 
 def status(*words: object) -> int:
@@ -33,8 +28,8 @@ def status(*words: object) -> int:
 
 def test_every_layer_is_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.json"
-    assert status("loads", EXAMPLE, "--json", file) == 0
-    trace, content = load_trace(EXAMPLE), json.loads(file.read_text())
+    assert status("loads", "example", "--json", file) == 0
+    trace, content = read_trace(Path("example")), json.loads(file.read_text())
     _, capacities = summarise(trace)
     assert (content["source"], content["decode_steps"]) == (trace.source, 0)
     assert (content["steps"], content["ranks"]) == (trace.n_steps, None)
@@ -44,7 +39,7 @@ def test_every_layer_is_in_the_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [row["gamma"] for row in rows] == list(GAMMAS)
     assert [row["dropped"] for row in rows] == capacities.loc[ALL, "dropped"].tolist()
     assert "Not known without --ranks" in capsys.readouterr().out
-    assert status("loads", EXAMPLE, *["--only", "prompts", "--gammas", "1", "--ranks", "5"]) == 0
+    assert status("loads", "example", *["--only", "prompts", "--gammas", "1", "--ranks", "5"]) == 0
     assert "5 ranks do not divide 64 experts: 1 of them have" in capsys.readouterr().out
 
 
