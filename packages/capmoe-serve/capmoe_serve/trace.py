@@ -92,10 +92,10 @@ class Trace:
         check("ranks", self.ranks, ExpertCount | None)
         if self.ranks is not None:
             experts_per_rank(self.n_experts, self.ranks, "ranks")
-        if self.load_SLE is None:
-            self._check_tokens()
-        else:
-            self._check_counts()
+        if self.expert_TLK is not None:
+            self._check_tokens(self.expert_TLK)
+        elif self.load_SLE is not None:
+            self._check_counts(self.load_SLE)
         if self.decode_S is not None:
             if self.expert_TLK is not None and self.step_T is None:
                 raise UsageError("decode_S: says the kind of steps, which need step_T")
@@ -109,9 +109,8 @@ class Trace:
         for layer in self.layers:
             check("layers", layer, Label)
 
-    def _check_tokens(self) -> None:
-        ids, step_T = self.expert_TLK, self.step_T
-        assert ids is not None
+    def _check_tokens(self, ids: Array) -> None:
+        step_T = self.step_T
         _check_array("expert_TLK", ids, "u", "tokens", "layers", "top-k")
         if self.top_k not in (None, ids.shape[2]):
             raise UsageError(f"top_k={self.top_k}: expert_TLK has {ids.shape[2]} experts per token")
@@ -129,9 +128,7 @@ class Trace:
             if self.score_TLK is not None:
                 _check_scores(self.score_TLK[:, layer], layer)
 
-    def _check_counts(self) -> None:
-        load_SLE = self.load_SLE
-        assert load_SLE is not None
+    def _check_counts(self, load_SLE: Array) -> None:
         for name in ("score_TLK", "step_T"):
             if getattr(self, name) is not None:
                 raise UsageError(f"{name}: belongs to expert_TLK; counts alone have none")

@@ -304,11 +304,14 @@ def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> 
         assert trace.layers == tokens.layers == ("1", "2")
     for record in passes["records"]:  # of two copies 2**63 is negative
         record["global_physical_count"] = torch.full((3, 8), 2**62)
-    with pytest.raises(UsageError, match=r"global_physical_count: .* pairs in all"):
-        read_trace(saved(path, passes))
-    saved(path, recording(last_physical_to_logical_map=None))
-    with pytest.raises(UsageError, match="add --experts E"):
-        read_trace(path)
+    for content, part in (
+        (passes, "global_physical_count: .* pairs in all"),
+        (passes | {"last_physical_to_logical_map": None}, "is missing; the counts are of copies"),
+        (recording(last_physical_to_logical_map=torch.zeros(3, 2, dtype=int)), "=7: the map has 2"),
+        (recording(last_physical_to_logical_map=None), "add --experts E"),
+    ):
+        with pytest.raises(UsageError, match=part):
+            read_trace(saved(path, content))
     assert read_trace(path, 8).n_experts == 8
 
 
@@ -383,6 +386,9 @@ def test_sglang_csv_of_ranks_and_times(tmp_path: Path) -> None:
     assert alone.loads().tolist() == [[[0, 3, 0, 0], [0, 0, 3, 0]]]
     with pytest.raises(UsageError, match=r"experts=2: has expert 2"):
         read_trace(path, 2)
+    path = path.rename(tmp_path / "last.csv")
+    with pytest.raises(UsageError, match="its name has no rank and time"):
+        read_trace(tmp_path)
     path.unlink()
     with pytest.raises(UsageError, match="2 of rank 0, 1 of rank 1 files; give as many"):
         read_trace(tmp_path)

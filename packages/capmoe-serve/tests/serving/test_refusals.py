@@ -34,6 +34,7 @@ REFUSED = {
         f"{ADVISE} --results zoo --model zoo_*": "no whole record of model zoo_*; it has zoo_deep",
         f"{ADVISE} --results zoo --model zoo_mixtral": "with 4 MoE layers of 8 experts, top-2; the "
         "trace has 4 MoE layers of 64 experts, top-8; give records of the model that was served",
+        "traces/0.pt --ranks 2 --at-most-points 1 --results zoo": "model: the trace names none",
         f"{ADVISE} --out file": WRITE,
         f"{ADVISE} --only decode": "the trace has no such step",
         **{
