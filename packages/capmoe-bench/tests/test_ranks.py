@@ -94,10 +94,7 @@ def test_the_benchmark_on_ranks_holds_the_emulation_against_them(
     validation = point["validation"]
     assert "EMULATED" in validation["note"]
     assert "measured" in validation["link"]["source"]
-    pairs = [
-        (point["timings"], validation),
-        (point["prefill"]["timings"], validation["prefill"]),
-    ]
+    pairs = [(point["timings"], validation), (point["prefill"]["timings"], validation["prefill"])]
     for measured, emulated in pairs:
         for ours, theirs in zip(measured, emulated["timings"], strict=True):
             assert ours["load"] == theirs["load"]

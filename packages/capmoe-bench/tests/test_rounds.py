@@ -23,10 +23,7 @@ def test_every_round_runs_every_side_and_begins_with_another(
         return seconds * len(ran)
 
     seconds = alternate(
-        {"a": lambda: side("a", 1), "b": lambda: side("b", 10)},
-        rounds=2,
-        warmup=1,
-        title="it",
+        {"a": lambda: side("a", 1), "b": lambda: side("b", 10)}, rounds=2, warmup=1, title="it"
     )
     assert "".join(ran) == "abbaab"
     assert capsys.readouterr().err == "".join(f"it: round {n} of 3\n" for n in (1, 2, 3))

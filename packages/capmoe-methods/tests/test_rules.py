@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 import torch
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.decision import (
-    Scores,
-    best_slots,
-    expert_load,
-)
+from capmoe_eval.routing.decision import Scores, best_slots, expert_load
 from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
 from hypothesis import assume, given, settings
@@ -143,7 +139,7 @@ def test_equal_weights_without_modalities_and_rerouting_are_token_drop(case: Cas
 def test_experts_go_by_falling_load_to_the_rank_with_the_lowest_load() -> None:
     assert experts_of_ranks([9, 8, 1, 1], 2).tolist() == [[0, 3], [1, 2]]
     assert experts_of_ranks([8, 7, 6, 5, 0, 0, 0, 0], 4).tolist() == [
-        *([0, 7], [1, 6], [2, 5], [3, 4]),
+        *([0, 7], [1, 6], [2, 5], [3, 4])
     ]
     with pytest.raises(UsageError, match=r"^placement=eplb: the calibration saw no token under"):
         experts_of_ranks([0, 0], 2)

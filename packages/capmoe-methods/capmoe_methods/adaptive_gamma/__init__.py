@@ -31,8 +31,7 @@ class AdaptiveFactor(CapacityFactor):
                 Annotated[float, Field(gt=0, lt=1)]
                 | Annotated[None, Field(description="null without gamma=adaptive")],
                 Field(
-                    description="of gamma=adaptive: the share that may be dropped",
-                    examples=[0.05],
+                    description="of gamma=adaptive: the share that may be dropped", examples=[0.05]
                 ),
             ],
         ),

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from capmoe_methods.figures import (
-    adaptive,
-    comparators,
-    decode,
-    images,
-    macs,
-    quality,
-    waste,
-)
+from capmoe_methods.figures import adaptive, comparators, decode, images, macs, quality, waste
 
 __all__ = ["adaptive", "comparators", "decode", "images", "macs", "quality", "waste"]

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 # Scores are filled, and stand at the right of a budget: no colour stands alone.
 _LOOKS: Final[dict[str, d.Look]] = {
     kind: {"color": colour, "markerfacecolor": face, "markersize": 4, "linestyle": ""}
-    for kind, colour, face in (
-        ("pairs", d.VERMILLION, "white"),
-        ("scores", d.BLUE, d.BLUE),
-    )
+    for kind, colour, face in (("pairs", d.VERMILLION, "white"), ("scores", d.BLUE, d.BLUE))
 }
 _SMALL: Final = {"color": d.GREY, "markersize": 2.5}
 _STATIC: Final = "static"

@@ -48,9 +48,7 @@ def by_peak(sources: Sources) -> pd.DataFrame:
     cells["method"] = cells["method"].mask(cells["granularity"].eq("device"), "device_drop")
     means = over_tasks(cells, sources.tasks, ["method", "gamma"], peak="load.mean_peak_after")
     rows = whole(
-        means,
-        sources.notes,
-        lambda mean: metric_and_title(mean.method) + _at(mean.gamma),
+        means, sources.notes, lambda mean: metric_and_title(mean.method) + _at(mean.gamma)
     ).drop(columns="stderr")
     rows = rows.assign(front=pareto_front(rows, "peak", "score"))
     rows = rows.assign(model=sources.title, tasks=len(sources.tasks))
