@@ -10,9 +10,7 @@ from capmoe_eval.errors import EnforcementError, UsageError, closest, reading
 
 @pytest.mark.parametrize("kind", [OSError, LookupError, MemoryError, zipfile.BadZipFile])
 @pytest.mark.parametrize("words", [(), ("reason\nmore",)])
-def test_what_is_wrong_with_a_file_is_one_line(
-    kind: type[Exception], words: tuple[str, ...]
-) -> None:
+def test_what_is_wrong_with_a_file_is_a_line(kind: type[Exception], words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as refused, reading(Path("mine.npz"), "not whole", "copy it"):
         raise kind(*words)
     assert (

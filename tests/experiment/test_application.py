@@ -54,9 +54,7 @@ application.run_program(lambda: application.run_command(command))
 
 @pytest.mark.parametrize("kind", ["clean", "hidden", "hangs"])
 @pytest.mark.parametrize(("first", "second"), [("SIGINT", "SIGTERM"), ("SIGTERM", "SIGHUP")])
-def test_a_second_signal_ends_a_long_end(
-    first: str, second: str, kind: str, tmp_path: Path
-) -> None:
+def test_a_second_signal_ends_a_hang(first: str, second: str, kind: str, tmp_path: Path) -> None:
     """With the line and the status of the first; a half-written file is removed meanwhile."""
     done = run(sys.executable, "-c", _TWICE, first, second, kind, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("again\n", f"{INTERRUPTED}\n")
@@ -64,9 +62,7 @@ def test_a_second_signal_ends_a_long_end(
     assert kind == "hangs" or not list(tmp_path.iterdir())
 
 
-def test_no_question_is_asked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A yes that is piped in is not taken for an answer to a library's question."""
     piped = io.StringIO("yes\n")
     monkeypatch.setattr(sys, "stdin", piped)

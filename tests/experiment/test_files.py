@@ -11,9 +11,7 @@ from capmoe_eval.errors import UnwritableError, writing
 from capmoe_eval.experiment import files as atomic
 
 
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "deep/file.json"
     atomic.write_text(path, "old")
 

@@ -82,9 +82,7 @@ def test_another_process_holds_it_until_it_is_killed(record: Path) -> None:
     assert left(record) == [others.name], "what it left of the record is removed, and no other"
 
 
-def test_an_interrupted_reservation_leaves_nothing(
-    record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_one_leaves_nothing(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: Path) -> None:
         assert len(left(record)) == 1
         raise KeyboardInterrupt

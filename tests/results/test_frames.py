@@ -74,9 +74,7 @@ def test_documents_are_those_of_the_records(records: list[Record], cache: Path) 
     assert not kept(cache), "what is not packed is not kept"
 
 
-def test_packs_are_read_once_and_damaged_copies_made_anew(
-    records: list[Record], cache: Path
-) -> None:
+def test_packs_are_read_once_and_damaged_copies_anew(records: list[Record], cache: Path) -> None:
     root = records[0].path.parents[2]
     loose = read(root)
     pack(root)
