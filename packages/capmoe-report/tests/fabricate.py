@@ -1,11 +1,10 @@
 """Records as claims ask for them: by method, all of models with the same settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from capmoe_eval.experiment.files import read_yaml
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.results.frames import results_of
@@ -15,9 +14,6 @@ from capmoe_report.evidence import Evidence, trainings_of
 from capmoe_report.judge import Claim, judge
 from capmoe_report.verdicts import JudgedClaim
 from tests import records
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def record(
