@@ -10,6 +10,7 @@ from fabricate import evidence, record
 from tests.experiment.test_cell import STATIC, VLLM, of
 from tests.records import record_of
 
+from capmoe_report.effects import contrast
 from capmoe_report.evidence import Evidence, Side, idle_notes
 from tests import records
 
@@ -93,6 +94,8 @@ def test_an_effect_of_some_tasks_has_no_others_whatever_was_asked_before() -> No
     assert [effect.points for effect in effects] == [50, 100, 0]
     assert [len(effect.records) for effect in effects] == [4, 2, 2]
     assert [effect.documents for effect in effects] == [8, 4, 4]
+    sides = [material.pick(side, "zoo_olmoe") for side in SIDES]
+    assert contrast(material.results, *sides).points == 50
 
 
 def test_a_side_of_a_claim_is_of_one_backend(tmp_path: Path) -> None:
