@@ -1,7 +1,5 @@
 """Evaluate one cell: lm-eval runs one task, and its result becomes a record."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Count and show the cells of a run while they are computed, and its results in the end."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Build lm-eval's tasks and ours, with their documents from ``data.root`` or the hub."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -4,8 +4,6 @@ Ctrl-C, SIGTERM or SIGHUP interrupts a command. A second signal is ignored while
 up; after :data:`GRACE` seconds it ends the process at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

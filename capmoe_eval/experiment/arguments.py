@@ -1,7 +1,5 @@
 """Options of the commands: a parser that refuses in one line, checked types."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Commands that compute some cells in few sweeps, or one cell, and what records say of theirs."""
 
-from __future__ import annotations
-
 import functools
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence

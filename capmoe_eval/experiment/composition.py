@@ -1,7 +1,5 @@
 """Compose ``conf/`` and the words of a command line by Hydra."""
 
-from __future__ import annotations
-
 import functools
 import glob
 import hashlib

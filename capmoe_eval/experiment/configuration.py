@@ -3,8 +3,6 @@
 An experiment is the cells of a command line, and the records of those that are finished.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Sources of evaluation documents: the hub, embedded, or a local directory."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import hashlib

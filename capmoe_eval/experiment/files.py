@@ -1,7 +1,5 @@
 """Files that are written whole or not at all, and the YAML files that are data of the package."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import io

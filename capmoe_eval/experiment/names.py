@@ -1,7 +1,5 @@
 """Names of methods, models and capacity factors γ, in text, tables, pictures and files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final

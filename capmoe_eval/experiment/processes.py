@@ -1,7 +1,5 @@
 """Rank and number of processes under ``torchrun`` or ``srun``, without torch."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Final

@@ -4,8 +4,6 @@ A user's own results lie apart from those of the repository: ``results/local-zoo
 ignores, is read together with ``results/zoo``, and it alone is written.
 """
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Iterable

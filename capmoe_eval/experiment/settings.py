@@ -5,8 +5,6 @@ registers brings its own. The fields of a model and of a task that identify a ce
 :class:`ModelId` and :class:`TaskId`, so that records are held to the same rules.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal

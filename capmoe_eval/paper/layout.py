@@ -1,7 +1,5 @@
 """The layout of each of the paper's tables, from ``data/layouts.yaml``: rows, columns, units."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

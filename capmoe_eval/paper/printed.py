@@ -4,8 +4,6 @@
 be read from the figures.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """The texts of numbers and names in Markdown, LaTeX and on a screen."""
 
-from __future__ import annotations
-
 from typing import Final
 
 ABSENT: Final = "—"

@@ -1,7 +1,5 @@
 """Pack and unpack the records of a results directory: ``capmoe-eval pack results_dir=DIR``."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from contextlib import suppress

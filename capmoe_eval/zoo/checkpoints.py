@@ -4,8 +4,6 @@
 it is trained here, or ``model.safetensors.xz`` where it is shipped.
 """
 
-from __future__ import annotations
-
 import lzma
 import shutil
 import tempfile

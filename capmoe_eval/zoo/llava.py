@@ -4,8 +4,6 @@ The classes are those of transformers. The image processor is the one of Pillow,
 is not needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

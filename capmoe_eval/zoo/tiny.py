@@ -5,8 +5,6 @@ in seconds. Their routing is skewed like that of trained models, so that a capac
 Documents and tokenizer are those of the mini-world.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

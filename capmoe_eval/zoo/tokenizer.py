@@ -5,8 +5,6 @@ end of a text) and ``<|padding|>`` (1). Unlike OLMoE's it does not normalise, so
 decodes any Unicode text without loss.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Tokenizer

@@ -3,8 +3,6 @@
 BERTScore is that of the package bert-score, an optional extra, on an encoder that is named.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import io

@@ -11,8 +11,6 @@ that no process has mapped is not counted. As in human-eval, a program can pass 
 deceive its test.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

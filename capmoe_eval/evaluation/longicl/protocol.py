@@ -9,8 +9,6 @@ of labels differ between published copies of the data. The functions work for an
 Models are trained on such prompts where neither lm-eval nor datasets is installed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeVar

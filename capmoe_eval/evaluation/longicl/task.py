@@ -1,7 +1,5 @@
 """The task of BANKING77 with demonstrations in its prompts, for lm-eval."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

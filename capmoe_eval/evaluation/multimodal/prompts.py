@@ -4,8 +4,6 @@ The paper's prompts are not stated. These are the questions as the data sets hav
 ``A. text`` on a line each, and ``Answer:``; the tasks' YAML files call them ``metadata.prompt``.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -12,8 +12,6 @@ VLMEvalKit: ``vlmeval/dataset/utils/yorn.py`` for yes or no, and ``can_infer`` o
 ``vlmeval/utils/matching_util.py`` for options.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ One rule for every length: each passage once, in the order of the data set, join
 that text is cut before a word into documents of at most so many bytes. The rest is left out.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from typing import Any, Final
