@@ -72,7 +72,7 @@ def test_a_task_without_images_has_no_modality() -> None:
         for name in ("uniform", "image_first", "text_first")
     ]
     assert len({cell.digest for cell in (CELL, *seen)}) == 4
-    assert seen[1].label == f"{CELL.label}-image_first"
+    assert seen[1].method.label == f"{CELL.method.label}-image_first"
     for cell in seen:
         assert Cell.from_identity(cell.identity()) == cell
 
