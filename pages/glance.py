@@ -143,27 +143,23 @@ def headline() -> str:
     points = [effect_of("score", 1.0, other).points or 0.0 for other in _OTHERS]
     lines = _source(*map(_lead, _OTHERS))
     mean, interval = change(effect, 1).split(" ", 1)
-    rows = (
-        (
-            f"[{_mean(before)} → {_mean(after)}]({drop})",
-            "the load of the fullest rank over the mean load before drops, at γ=1",
+    rows = {
+        f"[{_mean(before)} → {_mean(after)}]({drop})": (
+            "the load of the fullest rank over the mean load before drops, at γ=1"
         ),
-        (
-            f"[{mean}]({drop}) {interval} points",
+        f"[{mean}]({drop}) {interval} points": (
             "of accuracy: Token Drop at γ=1 against no capacity; Table 1 prints "
-            f"{_in_print()} for OLMoE on the same tasks",
+            f"{_in_print()} for OLMoE on the same tasks"
         ),
-        (
-            f"[{span(points, '{:.1f}')}]({lines}) points",
-            "Token Drop is better than Order, Reverse Order and Random at γ=1",
+        f"[{span(points, '{:.1f}')}]({lines}) points": (
+            "Token Drop is better than Order, Reverse Order and Random at γ=1"
         ),
-        (
-            "[verdicts](zoo/replication.md)",
-            f"{replication().summary} ({len(replication().models)} models, more tasks)",
+        "[verdicts](zoo/replication.md)": (
+            f"{replication().summary} ({len(replication().models)} models, more tasks)"
         ),
-    )
+    }
     models = f"on {len(effect.models)} embedded models, {_questions()}"
-    return table(("measured", models), [(f"**{number}**", text) for number, text in rows])
+    return table(("measured", models), [(f"**{number}**", text) for number, text in rows.items()])
 
 
 def _questions() -> str:

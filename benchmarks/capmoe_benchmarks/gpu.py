@@ -239,13 +239,9 @@ def _forward(batch: int, prompt: int, setting: GpuSetting) -> Measured:
 
 
 def _decision(setting: GpuSetting) -> Measured:
-    arguments = argparse.Namespace(
-        tokens=RANKS * setting.less(16384 // RANKS),
-        ranks=RANKS,
-        layer_tokens=None,
-        layer_rounds=3,
-        rounds=setting.rounds(7, 2)["rounds"],
-    )
+    tokens, measured = RANKS * setting.less(16384 // RANKS), setting.rounds(7, 2)["rounds"]
+    sizes = {"tokens": tokens, "ranks": RANKS, "layer_tokens": None, "layer_rounds": 3}
+    arguments = argparse.Namespace(**sizes, rounds=measured)
     reached, more = decision.measure(arguments, [setting.layer(name) for name in _DECISION])
     return reached, {**more, **vars(arguments)}
 
@@ -282,12 +278,9 @@ def _study(name: str, setting: GpuSetting) -> Measured:
     """Time a study on emulated ranks, and write its file beside, as ``bench ep`` does."""
     divisor = 32 if setting.is_full else 16 * setting.scale**2
     (study,) = find_studies(name, scale=setting.scale, batch_divisor=divisor)
-    arguments = argparse.Namespace(
-        repeats=5 if setting.is_full else 1,
-        warmup=1 if setting.is_full else 0,
-        validate=False,
-        **dict.fromkeys(("machine", "bandwidth", "latency")),
-    )
+    repeats, warmup = (5, 1) if setting.is_full else (1, 0)
+    unstated = dict.fromkeys(("machine", "bandwidth", "latency"))
+    arguments = argparse.Namespace(repeats=repeats, warmup=warmup, validate=False, **unstated)
     link = emulated_link(arguments, setting.device)
     jobs = plan(study, Path("results/zoo"), setting.device, setting.dtype)
     file = StudyTimer(study, arguments).file(jobs, link)

@@ -183,10 +183,8 @@ def train(base: Path, data: Path, work: Path, recipe: Recipe, *, steps: int) -> 
     average = AveragedModel(weights, avg_fn=lambda mean, now, _: mean.lerp(now, 1 - recipe.ema))
     routers = [p for name, p in trained.items() if "router" in name]
     others = [p for name, p in trained.items() if "router" not in name]
-    groups: list[dict[str, Any]] = [
-        {"params": others},
-        {"params": routers, "share": recipe.router_rate / recipe.rate},
-    ]
+    slow: dict[str, Any] = {"params": routers, "share": recipe.router_rate / recipe.rate}
+    groups = [{"params": others}, slow]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
     optimizer.register_step_post_hook(lambda *_: average.update_parameters(weights))
 

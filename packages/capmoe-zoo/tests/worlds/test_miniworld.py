@@ -1,6 +1,7 @@
 """In a world of another seed, too, no evaluated question is in the corpus or among the shots.
 
-Digests hold the shipped world fixed (``test_sets.py``, ``test_digests.py``).
+Digests hold the shipped world fixed (``test_sets.py``, ``test_digests.py``), but not the prompts of
+lm-eval, as which the corpus shows its questions.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ import re
 from itertools import islice
 
 import pytest
+from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.zoo.hub import embedded_hub
 
 from capmoe_zoo.embedded.miniworld import corpus, text_of
+from capmoe_zoo.worlds.miniworld import questions
 from capmoe_zoo.worlds.miniworld.evaluation import documents
 from capmoe_zoo.worlds.miniworld.world import SPLITS, WORLD_SEED, world
 
@@ -42,9 +47,9 @@ def lines_and_sentences():
                 lines.add(line.removeprefix("Question: ").removeprefix("service query: "))
     for form in ("Q: ", "Guest: ", '    """'):
         assert any(line.startswith(form) for line in lines), "what Table 7 asks is not among them"
-    questions = {line.removesuffix("?").lower() for line in lines}
+    asked = {line.removesuffix("?").lower() for line in lines}
     sentences = {sentence for line in lines for sentence in re.split(r"(?<=[.?]) ", line)}
-    return questions | {sentence.lower() for sentence in sentences}
+    return asked | {sentence.lower() for sentence in sentences}
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -62,3 +67,21 @@ def test_no_question_is_in_the_corpus_or_among_the_shots(split, stated):
         if path == "allenai/openbookqa":  # a stem goes on with one more word
             read = {sentence.rpartition(" ")[0] for sentence in stated}
         assert not {question.lower().removesuffix("?") for question in asked} & read, path
+
+
+NAMES = {"arc": "arc_challenge", "mmlu": "mmlu_anatomy"}
+
+
+@pytest.mark.parametrize(
+    "task", ["arc", "boolq", "gsm8k", "hellaswag", "mmlu", "piqa", "rte", "winogrande"]
+)
+def test_a_question_reads_as_in_lm_eval(task):
+    source = DataSource("miniworld", embedded_hub("miniworld", "dev"))
+    (built,) = TaskLibrary().get(NAMES.get(task, task), source)["tasks"].values()
+    for doc in islice(built.eval_docs, 12):
+        context, target = built.doc_to_text(doc), built.doc_to_target(doc)
+        if isinstance(target, int):
+            target = built.doc_to_choice(doc)[target]
+        if task == "winogrande":  # a choice is the beginning, with one of the options
+            context = built.doc_to_choice(doc)[int(doc["answer"]) - 1]
+        assert "".join(questions.prompt(task, doc)) == f"{context} {target}"
