@@ -4,6 +4,7 @@ An attempt that does no harm is also made outside, where it must succeed: one th
 would prove nothing.
 """
 
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -166,14 +167,13 @@ def test_what_is_beyond_the_limits_is_refused(limits: dict[str, int]) -> None:
 
 
 def test_programs_end_with_a_process_that_is_killed(limits: dict[str, int]) -> None:
-    mark = str(limits["memory"])
-    script = "from capmoe_eval.evaluation.generation import programs\n"
-    script += f"programs.LIMITS = {dict(limits)}\nprograms.judge({SLEEP!r})"
-    with subprocess.Popen([sys.executable, "-c", script]) as starting:
-        while len(processes(mark)) < 3:  # itself, bubblewrap, and the program
-            assert starting.poll() is None
-            time.sleep(0.1)
-        starting.kill()
+    judging = multiprocessing.get_context("fork").Process(target=judge, args=(SLEEP,))
+    judging.start()
+    while len(processes(str(limits["memory"]))) < 2:  # bubblewrap, and the program
+        assert judging.is_alive()
+        time.sleep(0.1)
+    judging.kill()
+    judging.join()
 
 
 FAKE = """#!/bin/sh
