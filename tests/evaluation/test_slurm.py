@@ -90,15 +90,12 @@ class Slurm:
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=self.environment, stdout=pipe, stderr=pipe, text=True)
 
-    def run(self, *command: str, timeout: float = 600) -> tuple[str, str]:
+    def run(self, *command: str) -> tuple[str, str]:
         """Run a command, and return what it wrote to standard output and to standard error."""
-        process = self.start(*command)
-        try:
-            out, err = process.communicate(timeout=timeout)
-        finally:
-            process.kill()
-        assert process.returncode == 0, f"{command} gave {process.returncode}: {err[-3000:]}"
-        return out, err
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        done = subprocess.run(command, env=self.environment, timeout=600, check=False, **pipes)
+        assert done.returncode == 0, f"{command} gave {done.returncode}: {done.stderr[-3000:]}"
+        return done.stdout, done.stderr
 
     def srun(self, tasks: int, *words: str) -> tuple[str, str]:
         """Run the command line as a step of several tasks."""
@@ -122,10 +119,10 @@ def running(root: Path) -> Iterator[Slurm]:
     with ExitStack() as daemons:
         for name in DAEMONS:
             log = daemons.enter_context((root / f"{name}.out").open("w"))
-            process = subprocess.Popen(
-                [name, "-D", "-c"], env=slurm.environment, stdout=log, stderr=log
-            )
-            daemons.callback(_end, process)
+            command = [name, "-D", "-c"]
+            daemon = subprocess.Popen(command, env=slurm.environment, stdout=log, stderr=log)
+            daemons.enter_context(daemon)  # waits for its end
+            daemons.callback(daemon.kill)
         wait(lambda: slurm.run("sinfo", "-h", "-o", "%T")[0] == "idle\n", "no node", 60)
         daemons.callback(_end_jobs, slurm)  # those of a failed test would outlive the daemons
         yield slurm
@@ -142,15 +139,6 @@ def wait(condition: Callable[[], bool], otherwise: str, within: float = 600) -> 
 def _end_jobs(slurm: Slurm) -> None:
     slurm.run("scancel", "--user=root")
     wait(lambda: not slurm.run("squeue", "-h")[0], "jobs do not end", 60)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 # Tests.
