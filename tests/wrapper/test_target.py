@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.lm import LM_EVAL
 from capmoe_eval.wrapper.generation import _LOOPS
 from capmoe_eval.wrapper.kernel import experts_call
 from capmoe_eval.wrapper.layers import find_moe_layers
@@ -170,12 +169,6 @@ def test_a_compiled_caller_of_the_model_runs_it_under_the_capacity(before: bool)
 
 
 # What the suite takes from inside a library is there, or the version is refused.
-
-
-@pytest.mark.parametrize("library", [TRANSFORMERS, LM_EVAL], ids=lambda of: of.distributions[0])
-def test_the_installed_version_has_every_part(library: Library) -> None:
-    library.check()
-    assert library.parts
 
 
 @pytest.mark.parametrize(
