@@ -17,9 +17,7 @@ from safetensors.torch import load_file, save_file
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import load_lm
-from capmoe_eval.evaluation.provenance import (
-    weights_hash,
-)
+from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.zoo.tiny import tiny_model, tiny_tokenizer
 

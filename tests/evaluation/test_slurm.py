@@ -144,10 +144,7 @@ def _end_jobs(slurm: Slurm) -> None:
 # Tests.
 
 
-pytestmark = [
-    pytest.mark.skipif(bool(absent()), reason=absent()),
-    pytest.mark.nightly,
-]
+pytestmark = [pytest.mark.skipif(bool(absent()), reason=absent()), pytest.mark.nightly]
 
 MODELS = ("tiny_olmoe", "tiny_mixtral")
 # Enough documents that a job can be stopped between its first record and its last.

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.routing import buckets
-from capmoe_eval.routing.buckets import (
-    ADDED,
-    DROPPED_FIRST,
-    gate_key,
-    keep_best,
-    score_key,
-)
+from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, gate_key, keep_best, score_key
 from capmoe_eval.routing.decision import LayerContext, keep_within_capacity
 
 N_CASES = 300

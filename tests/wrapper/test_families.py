@@ -19,14 +19,7 @@ from capmoe_eval.routing.registry import create_method, method_names
 from capmoe_eval.wrapper.kernel import KERNEL_TOLERANCE
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import (
-    EVERY,
-    PAPER_FAMILIES,
-    batch,
-    logits,
-    make,
-    similarities,
-)
+from tests.wrapper.models import EVERY, PAPER_FAMILIES, batch, logits, make, similarities
 
 pytestmark = pytest.mark.numeric
 

@@ -70,11 +70,7 @@ def test_an_event_has_what_the_experts_were_called_with() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "decode", "seen"),
-    [
-        (Log, "unconstrained", {0}),
-        (Log, "only", {1, 2}),
-        (EveryLog, "unconstrained", {0, 1, 2}),
-    ],
+    [(Log, "unconstrained", {0}), (Log, "only", {1, 2}), (EveryLog, "unconstrained", {0, 1, 2})],
 )
 def test_an_observer_sees_the_layers_of_the_forwards_that_it_asks_for(
     kind: type[Log], decode: str, seen: set[int]

@@ -130,12 +130,7 @@ def everyone_changed(decision: Assignment, _top_k: int) -> Tensor:
 )
 @pytest.mark.parametrize("granularity", ["expert", "device"])
 def test_what_drops_where_no_bound_binds_is_caught(
-    granularity: str,
-    owner: Any,
-    name: str,
-    other: Any,
-    line: str,
-    monkeypatch: pytest.MonkeyPatch,
+    granularity: str, owner: Any, name: str, other: Any, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, other)
     with (

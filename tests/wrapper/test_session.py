@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import (
-    Cache,
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationMixin,
-    StaticCache,
-)
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, StaticCache
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import UsageError

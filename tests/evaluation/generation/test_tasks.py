@@ -40,14 +40,7 @@ from tests.records import planned
 
 
 SPEC = load_option("tasks", "humaneval")["humaneval"]
-TASK = TaskId(
-    "humaneval",
-    SPEC.lm_eval,
-    SPEC.dataset,
-    SPEC.metric,
-    SPEC.fewshot,
-    SPEC.filter,
-)
+TASK = TaskId("humaneval", SPEC.lm_eval, SPEC.dataset, SPEC.metric, SPEC.fewshot, SPEC.filter)
 ALLOWED = "allow_code_execution=true"
 
 

@@ -49,8 +49,7 @@ READ = {
 
 
 @pytest.mark.parametrize(
-    ("reads", "answer", "value"),
-    [(reads, *row) for reads, rows in READ.items() for row in rows],
+    ("reads", "answer", "value"), [(reads, *row) for reads, rows in READ.items() for row in rows]
 )
 def test_an_answer_is_read_by_its_rule(reads, answer, value):
     assert reads(answer) == value
@@ -70,9 +69,7 @@ def by_a_loop(answers):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["color", "scene"]),
-            st.sampled_from("123"),
-            st.sampled_from([0.0, 1.0]),
+            st.sampled_from(["color", "scene"]), st.sampled_from("123"), st.sampled_from([0.0, 1.0])
         ),
         min_size=1,
         max_size=20,

@@ -79,11 +79,7 @@ def methods(family: str, size: int) -> dict[str, Method]:
     }
 
 
-EDGES = {
-    "one_sequence": [12],
-    "a_rank_without_tokens": [12, 5, 0, 0],
-    "a_token": [1],
-}
+EDGES = {"one_sequence": [12], "a_rank_without_tokens": [12, 5, 0, 0], "a_token": [1]}
 """Batches that a rank must survive: the real tokens of each sequence."""
 EDGE_METHODS = {
     "olmoe": (
