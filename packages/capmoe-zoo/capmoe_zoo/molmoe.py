@@ -377,23 +377,12 @@ class MolmoImageProcessor(BaseImageProcessor):
 
     model_input_names: ClassVar = ["pixel_values", "image_masks", "image_input_idx"]
 
-    def __init__(
-        self,
-        max_crops: int = 12,
-        overlap_margins: Sequence[int] = (4, 4),
-        base_image_input_size: Sequence[int] = (336, 336),
-        image_patch_size: int = 14,
-        image_mean: Sequence[float] = OPENAI_CLIP_MEAN,
-        image_std: Sequence[float] = OPENAI_CLIP_STD,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.max_crops = max_crops  # in the grid
-        self.overlap_margins = list(overlap_margins)  # patches
-        self.base_image_input_size = list(base_image_input_size)  # pixels
-        self.image_patch_size = image_patch_size  # pixels
-        self.image_mean = list(image_mean)
-        self.image_std = list(image_std)
+    max_crops: int = 12  # in the grid
+    overlap_margins: Sequence[int] = (4, 4)  # patches
+    base_image_input_size: Sequence[int] = (336, 336)  # pixels
+    image_patch_size: int = 14  # pixels
+    image_mean: Sequence[float] = OPENAI_CLIP_MEAN
+    image_std: Sequence[float] = OPENAI_CLIP_STD
 
     def sizes(self) -> tuple[int, int, int]:
         """Return the patches of a crop's side, of its margin, and from one crop to the next."""

@@ -14,7 +14,9 @@ def test_every_token_of_a_grid_is_of_one_crop_that_shows_it(
 ) -> None:
     step = (side - 2 * margin) // 2
     height, width = (step * n + margin for n in (rows, columns))
-    processor = MolmoImageProcessor(12, (margin, margin), (14 * side, 14 * side))
+    processor = MolmoImageProcessor(
+        overlap_margins=(margin, margin), base_image_input_size=(14 * side, 14 * side)
+    )
     holders = {}
     for crop, places in enumerate(processor.positions(rows, columns)):
         for cell, place in enumerate(places.tolist()):
