@@ -18,6 +18,7 @@ from capmoe_eval.evaluation.multimodal.scores import CAPABILITIES, DIMENSIONS
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.composition import composed
 from capmoe_eval.experiment.configuration import CellPlan, plans
+from capmoe_eval.experiment.names import BITS_PER_BYTE
 from capmoe_eval.experiment.packs import sealed
 from capmoe_eval.experiment.record import SCHEMA, Proofs, Record, TaskAnswers
 from capmoe_eval.experiment.results import read_results
@@ -143,6 +144,10 @@ def record(
     by_task = correct if isinstance(correct, Mapping) else {of.task.lm_eval: correct}
     flat = [score for scores in by_task.values() for score in scores]
     value, n = sum(flat) / len(flat), len(flat)
+
+    def sizes(scores: Sequence[float]) -> dict[str, list[int]]:
+        return {"bytes": [9] * len(scores)} if of.task.metric == BITS_PER_BYTE else {}
+
     layers = [layer()] if layers is None else layers
     content = {
         "schema": SCHEMA,
@@ -152,7 +157,7 @@ def record(
         "stderr": math.sqrt(max(value * (1 - value), 0) / (n - 1)) if n > 1 else None,
         "n": n,
         "documents": {
-            name: {"documents": documents, "correct": list(scores)}
+            name: {"documents": documents, "correct": list(scores), **sizes(scores)}
             for name, scores in by_task.items()
         },
         "load": {

@@ -39,6 +39,13 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{word}: plans a run, and this command computes nothing; leave it out")
         return parsed, others
 
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; ``--config-dir`` becomes the override that Hydra has for it."""
+        parsed = super().parse_intermixed_args(args, namespace)
+        if folder := getattr(parsed, "config_dir", None):
+            parsed.overrides.append(f"hydra.searchpath=[file://{folder.resolve()}]")
+        return parsed
+
 
 def report_options(
     parser: Parser,
@@ -60,6 +67,8 @@ def report_options(
             default=BENCHMARKS,
             help="directory of the benchmarks' files (default: %(default)s)",
         )
+    text = "directory of further configuration files, as of capmoe-eval run"
+    parser.add_argument("--config-dir", type=FOLDER, help=text)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)
 
 
@@ -71,7 +80,7 @@ def _path(word: str) -> Path:
 
 def _folder(word: str) -> Path:
     if not (path := _path(word)).is_dir():
-        rule = f"no such directory; leave it out for {BENCHMARKS}"
+        rule = "no such directory; name another, or leave the option out"
         raise argparse.ArgumentTypeError(f"={shown(word)}: {rule}")
     return path
 

@@ -15,6 +15,11 @@ NO_GAMMA: Final = "–"
 """γ of a method that has none."""
 BITS_PER_BYTE: Final = "bits_per_byte"
 """lm-eval's metric of a text: the smaller the better, and no share."""
+SHARES: Final = (
+    *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"),
+    *("rouge1", "rouge2", "rougeL"),
+)
+"""Metrics that are shares, or means of shares, as ``pass@1`` is; others need only be finite."""
 METRIC_TITLES: Final = {"score": "Score"}
 """The names of methods among the selection metrics, where Table 1 has another than the title."""
 
@@ -22,6 +27,11 @@ METRIC_TITLES: Final = {"score": "Score"}
 def metric_title(method: str) -> str:
     """Return a method's printed name among the selection metrics, as in Table 1."""
     return METRIC_TITLES.get(method, method_title(method))
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a share, which text, tables and figures have in percent."""
+    return metric in SHARES or metric.startswith(("pass@", "bertscore_"))
 
 
 def gamma_text(gamma: float | CapacityFactor, *, decimal: bool = False) -> str:

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell, not_registered
 from capmoe_eval.experiment.files import read_bytes, write_bytes
-from capmoe_eval.experiment.names import BITS_PER_BYTE
+from capmoe_eval.experiment.names import BITS_PER_BYTE, SHARES, is_share
 from capmoe_eval.experiment.packs import SUFFIX, Pack, has_checksum, open_pack, pack_with, sealed
 from capmoe_eval.routing.capacity import gamma_json
 
@@ -23,12 +23,6 @@ SCHEMA = 3
 
 VERDICTS = "replication.json"
 """The file of a results directory that holds the replication's verdicts on its records."""
-
-# Metrics that are shares, or means of shares; the others need only be finite.
-_BOUNDED = (
-    *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"),
-    *("rouge1", "rouge2", "rougeL"),
-)
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
@@ -467,7 +461,7 @@ class Record(Summary):
             wrong = f"its cell has digest {self.cell.digest}, the record says {self.digest[:40]}"
         elif scores != self.n:
             wrong = f"n is {self.n}, and documents has {scores} scores"
-        elif (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
+        elif (metric in SHARES or metric.startswith("pass@")) and not 0 <= self.value <= 1:
             wrong = f"value is {self.value:g}, and {metric} is a share, from 0 to 1"
         elif metric == BITS_PER_BYTE and not math.isclose(self.value, self._bits(), rel_tol=1e-6):
             wrong = f"value is {self.value:g}, and its documents have {self._bits():g}"
@@ -534,12 +528,11 @@ class Record(Summary):
         The unit is percent, bits per byte, or that of a metric that is no share, by its name.
         """
         metric = self.cell.task.metric
-        unit = metric.replace(BITS_PER_BYTE, "bits per byte")
-        if is_share := metric != BITS_PER_BYTE and abs(self.value) <= 1:
-            unit = "%"
+        in_percent = is_share(metric)
+        unit = "%" if in_percent else metric.replace(BITS_PER_BYTE, "bits per byte")
         numbers = (self.value, self.stderr)
         value, stderr = (
-            "" if n is None else f"{100 * n:.1f}" if is_share else f"{n:.4f}" for n in numbers
+            "" if n is None else f"{100 * n:.1f}" if in_percent else f"{n:.4f}" for n in numbers
         )
         return value, stderr, unit
 

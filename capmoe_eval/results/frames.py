@@ -121,6 +121,8 @@ def read(*roots: Path | str) -> Results:
 def load_frame(*roots: Path | str) -> pd.DataFrame:
     """Return the cells alone of some directories, as :class:`Results`, in their paths' order.
 
+    Of a cell in several directories there is the row of the first, as in :func:`read`.
+
     A file that is no whole record is left out, with a warning that names it; so are all records of
     methods that are not registered, with a warning that counts them. A directory is that of a
     profile: ``results/zoo``, and with the user's own ``results/local-zoo``.
@@ -128,7 +130,15 @@ def load_frame(*roots: Path | str) -> pd.DataFrame:
     Raises:
         UsageError: If there is no such directory, or no whole record in it.
     """
-    return _frame([_row(record) for record in _whole(*map(Path, roots))])
+    return _frame([_row(record) for record in _by_cell(_whole(*map(Path, roots))).values()])
+
+
+def _by_cell(records: Iterable[Record]) -> dict[str, Record]:
+    """Return the first of some records of each cell, by its digest."""
+    by_cell: dict[str, Record] = {}
+    for record in records:
+        by_cell.setdefault(record.digest, record)
+    return by_cell
 
 
 def _whole(*roots: Path) -> list[Record]:
@@ -165,10 +175,7 @@ def results_of(
             row for each. An empty text is the task's own, as of a task that is not there. A record
             without such a metric is a UsageError.
     """
-    by_cell: dict[str, Record] = {}
-    for record in records:
-        by_cell.setdefault(record.digest, record)
-    metrics = metrics or {}
+    by_cell, metrics = _by_cell(records), metrics or {}
     rows = [(r, metric) for r in by_cell.values() for metric in metrics.get(r.task, [""])]
     cells = _frame([_row(record, metric) for record, metric in rows])
     parts = {digest: _parts(record) for digest, record in by_cell.items()}

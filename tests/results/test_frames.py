@@ -127,11 +127,16 @@ def test_own_results_are_read_with_the_shipped(both: tuple[Path, Path]) -> None:
     assert {record.path.parents[2] for record in read_results(shipped, [])} == {shipped}
     assert sorted(load_frame(mine)["method"]) == ["baseline", "expert_drop", "random"]
     assert len(load_frame(shipped)) == 2
-    other = mine.with_name("other")
+
+
+def test_a_cell_in_several_directories_is_a_row_of_the_first(both: tuple[Path, Path]) -> None:
+    """``load_frame`` had a row of each, which ``read`` has not."""
+    shipped, _ = both
+    other = shipped.with_name("other")
     shutil.copytree(shipped, other)
-    assert (
-        sorted(load_frame(shipped, other)["results_dir"]) == [str(other)] * 2 + [str(shipped)] * 2
-    )
+    made.record_of(create_method("random", 1.0), [1.0] * 4, root=other).write()
+    for cells in (load_frame(shipped, other), read(shipped, other).cells):
+        assert sorted(cells["results_dir"]) == [str(other)] + [str(shipped)] * 2
 
 
 def values_of(identity: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

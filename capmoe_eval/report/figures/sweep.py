@@ -55,11 +55,12 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
 
     The tasks by which most of a model are drawn count equally. Without a limit γ is missing.
     """
-    cells = sources.results.cells
+    cells, (settings, notes) = sources.results.cells, settings_of(sources.results)
+    sources.notes.extend(notes)
     cells = cells.assign(
         dropped_percent=100 * cells["drop_rate"],
         straggler=cells["load.mean_peak_after"],
-        line=cells["method"].map(method_title) + (", " + settings_of(cells)).replace(", ", ""),
+        line=cells["method"].map(method_title) + (", " + settings).replace(", ", ""),
         unit=units_of(cells),
     )
     without = cells["gamma"].isna() & ~cells["method"].map(is_stock)

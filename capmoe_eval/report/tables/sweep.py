@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from capmoe_eval.experiment.names import BITS_PER_BYTE, gamma_column, is_stock, method_title
+from capmoe_eval.experiment.cell import CELL_FIELDS
+from capmoe_eval.experiment.names import (
+    BITS_PER_BYTE,
+    gamma_column,
+    is_share,
+    is_stock,
+    method_title,
+)
 from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import PaperTable
 from capmoe_eval.report.tables.fill import cell_notes, error_over_seeds
 from capmoe_eval.report.tables.table import as_table
-from capmoe_eval.results.frames import IDENTITY, read
+from capmoe_eval.results.frames import IDENTITY, Results, read
 from capmoe_eval.routing.registry import knobs, method_names
 
-SHARE, BITS = "score (%)", "bits per byte"
-"""Units of scores; those of other metrics have none."""
+SHARE: Final = "score (%)"
+"""The unit of scores that are shares; that of others is their metric."""
 _REACH: Final = 1.96  # standard errors to either end of a 95 % interval
 _PERCENT: Final = 100.0
 _ROW: Final = ["model", "method", "gamma", "settings"]
+_QUESTIONS: Final = [  # what a model is asked, and how its answers are scored
+    *(name for name in IDENTITY if name.startswith("task.")),
+    *("limit", "data", "eval_seed", "apply_chat_template", "system_instruction"),
+]
+_OF_MODEL: Final = [name for name in IDENTITY if name.startswith("model.")]
 _CAPTION: Final = (
     "The metric of each task, and its 95 % interval over documents and seeds: percent where it is "
     "a share. Dropped is the share of the router's choices that were not computed (%), straggler "
@@ -29,50 +43,52 @@ _CAPTION: Final = (
 def sweep_table(root: Path) -> pd.DataFrame:
     """Return the results of a directory, of whatever models, methods, knobs and tasks it has.
 
-    Seeds of one setting are averaged. Where other knobs differ on a model, method and task, a row
-    says its own.
+    Seeds of one setting are averaged. What else differs is in the rows and in notes, as
+    :func:`settings_of` has it.
 
     Raises:
         UsageError: If there is no whole record.
     """
-    cells = read(root).cells
+    results = read(root)
+    cells, (settings, notes) = results.cells, settings_of(results)
     order = {method: place for place, method in enumerate(method_names())}
     cells = cells.assign(
-        settings=settings_of(cells),
+        settings=settings,
         gamma=pd.to_numeric(cells["gamma"]),
         place=cells["method"].map(order),
     ).sort_values(["place", "gamma", "settings"], ascending=[True, False, True], kind="stable")
-    of_task = dict(sorted(zip(cells["task"], units_of(cells), strict=True)))
-    scales = {task: _PERCENT if unit == SHARE else 1.0 for task, unit in of_task.items()}
     rows: list[dict[str, object]] = []
-    models = sorted(set(cells["model"]))
-    settings = [same for _, same in cells.groupby(_ROW, dropna=False, sort=False)]
-    settings.sort(key=lambda same: models.index(same["model"].iloc[0]))
-    for line, same in enumerate(settings):
+    models, tasks = sorted(set(cells["model"])), sorted(set(cells["task"]))
+    groups = [same for _, same in cells.groupby(_ROW, dropna=False, sort=False)]
+    groups.sort(key=lambda same: models.index(same["model"].iloc[0]))
+    for line, same in enumerate(groups):
         model, method, gamma, words = same.iloc[0][_ROW]
         factor = math.inf if is_stock(method) else gamma
         text = gamma_column(method, None if math.isnan(gamma) else gamma)
         row = {"line": line, "block": models.index(model), "Model": model, "γ": text}
         row |= {"Method": method_title(method), "Settings": words}
         row |= {"model": model, "method": method, "gamma": factor}
-        of_tasks = {
-            task: _mean(same[same["task"] == task], scale) for task, scale in scales.items()
-        }
-        of_tasks["Dropped"] = {"value": _PERCENT * same["drop_rate"].mean()}
-        of_tasks["Straggler"] = {"value": same["load.mean_peak_after"].mean()}
+        of_tasks = {task: _mean(same[same["task"] == task]) for task in tasks}
+        loads = same.groupby("task")[["drop_rate", "load.mean_peak_after"]].mean().mean()
+        of_tasks["Dropped"] = {"value": _PERCENT * loads["drop_rate"]}
+        of_tasks["Straggler"] = {"value": loads["load.mean_peak_after"]}
         rows += [row | {"column": column} | cell for column, cell in of_tasks.items()]
     layout = PaperTable("sweep", "ours", 0, "Results in {root}", _CAPTION)
     table = as_table(layout, ["Model", "Method", "γ", "Settings"], rows, root=root.name)
-    table.attrs |= {"folder": root.resolve().name, "notes": [*cell_notes(table)]}
+    table.attrs |= {"folder": root.resolve().name, "notes": [*cell_notes(table), *notes]}
     # Methods differ in thousandths of a bit.
-    table.attrs["fine"] = {task: 4 for task, unit in of_task.items() if unit == BITS}
+    table.attrs["fine"] = dict.fromkeys(cells["task"][~cells["task.metric"].map(is_share)], 4)
+    # Nothing planned these cells: none is missing.
+    table["status"] = table["status"].replace("missing", "empty")
     return table.assign(best=False)  # of a metric that may be better the lower it is
 
 
-def _mean(same: pd.DataFrame, scale: float) -> dict[str, object]:
+def _mean(same: pd.DataFrame) -> dict[str, object]:
     """Return the mean over the seeds of a setting on a task, with its 95 % interval."""
     if same.empty:
         return {}
+    of_share = is_share(same["task.metric"].iloc[0])
+    scale = _PERCENT if of_share else 1.0
     values, errors = (scale * same[name].dropna() for name in ("value", "stderr"))
     mean, error = float(values.mean()), error_over_seeds(values.tolist(), errors.tolist())
     seeds, count = sorted(same["seed"].dropna().astype(int)), int(same["n"].iloc[0])
@@ -81,7 +97,7 @@ def _mean(same: pd.DataFrame, scale: float) -> dict[str, object]:
     if error is None:
         return cell
     low, high = mean - _REACH * error, mean + _REACH * error
-    if scale == _PERCENT:
+    if of_share and 0 <= mean <= scale:  # a rescaled BERTScore may be below
         low, high = (scale * end for end in share_interval(mean / scale, error / scale, count))
     return cell | {"stderr": error, "low": low, "high": high}
 
@@ -98,26 +114,57 @@ def share_interval(share: float, error: float, count: float) -> tuple[float, flo
 
 
 def units_of(cells: pd.DataFrame) -> pd.Series[str]:
-    """Return the unit of each cell's score; a score is a share where all of its task are."""
-    are_shares = cells.groupby("task")["value"].transform(lambda of: of.between(0, 1).all())
-    units = are_shares.map({True: SHARE, False: "score"})
-    return units.mask(cells["task.metric"] == BITS_PER_BYTE, BITS)
+    """Return the unit of each cell's score."""
+    metrics = cells["task.metric"]
+    return metrics.replace(BITS_PER_BYTE, "bits per byte").mask(metrics.map(is_share), SHARE)
 
 
-def settings_of(cells: pd.DataFrame) -> pd.Series[str]:
-    """Return what else tells cells of one model and method apart: the knobs that differ."""
-    texts = cells[list(IDENTITY)].map(_text)
-    others = texts.drop(columns=["model", "method", "gamma", "task", "seed"])
-    by_task = others.groupby([texts[name] for name in ("model", "method", "task")]).nunique() > 1
-    differ = by_task.groupby(["model", "method"]).any()
-    # Tasks have their own limits and batches, but share the checkpoint and the method's knobs.
-    shared = [name for name in IDENTITY if name.startswith("model.") or name in knobs()]
-    shared.remove("seed")
-    by_method = others[shared].groupby([texts[name] for name in ("model", "method")])
-    differ[shared] = by_method.nunique() > 1
-    of_cells = differ.loc[list(zip(texts["model"], texts["method"], strict=True))]
-    words = others.where(of_cells.set_index(others.index) & (others != ""))
-    return words.apply(lambda row: " ".join(f"{k}={v}" for k, v in row.dropna().items()), axis=1)
+def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
+    """Return what tells the cells of a model, method and γ apart, as texts, and notes on it.
+
+    What is asked, and how it is scored, is in the texts of all cells of a task on which that
+    differs. Of everything else a text has what differs within a model and method, and what differs
+    from most cells of the directory, whose settings are a note.
+    """
+    texts = results.cells[list(IDENTITY)].map(_text)
+    asked = results.documents[["cell", "subtask", "asked"]].drop_duplicates().astype(str)
+    hashes = (asked["subtask"] + asked["asked"]).groupby(asked["cell"]).agg("".join).map(_digest)
+    texts["documents"] = results.cells["cell"].map(hashes)
+
+    def differ(names: Sequence[str], *by: str) -> pd.DataFrame:
+        """Return whether cells differ in some columns from others that agree in some."""
+        return texts[[*by, *names]].groupby([*by])[[*names]].transform("nunique") > 1
+
+    # Tasks have their own batches, but share the checkpoint and the method's knobs.
+    of_knobs = [name for name in knobs() if name != "seed"]
+    of_task = [name for name in CELL_FIELDS if name not in _QUESTIONS]
+    shown = [differ(_OF_MODEL, "model"), differ(of_knobs, "model", "method")]
+    within = differ(of_task, "model", "method", "task")
+    shown.append(within.groupby([texts["model"], texts["method"]]).transform("any"))
+    shown += [differ(_QUESTIONS, "task"), differ(["documents"], "task", *_QUESTIONS)]
+    is_shown = pd.concat(shown, axis=1)
+    usual: list[str] = []
+    for name in ("model.dtype", "model.attention", *of_knobs, *of_task):
+        values = texts[name][(texts[name] != "") | (name not in of_knobs)]
+        counts = values.value_counts()
+        if len(counts) > 1 and (name not in of_task or differ([name], "task").any(axis=None)):
+            common = counts.index[0] if 2 * counts.iloc[0] > counts.sum() else None
+            if common and (~is_shown[name] & (texts[name] == common)).any():
+                usual.append(f"{name}={common}")
+            is_shown[name] |= texts[name] != common
+    texts[_QUESTIONS + _OF_MODEL] = texts[_QUESTIONS + _OF_MODEL].replace("", "null")
+    words = texts[is_shown.columns].where(is_shown & (texts[is_shown.columns] != ""))
+    notes = [f"Where the settings of a row do not name them: {', '.join(usual)}."] * bool(usual)
+    if others := sorted({*texts["task"][differ(["documents"], "task")["documents"]]}):
+        tasks = ", ".join(others)
+        notes.append(f"Rows are of different documents and do not compare on {tasks}.")
+    pairs = (row.dropna().items() for _, row in words.iterrows())
+    settings = [" ".join(f"{name}={value}" for name, value in row) for row in pairs]
+    return pd.Series(settings, texts.index, dtype=object), notes
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _text(value: object) -> str:

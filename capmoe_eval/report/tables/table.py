@@ -39,7 +39,7 @@ def as_table(
     - ``labels``, each under its own heading, such as ``Method`` and ``γ``
     - ``model``, ``method`` and ``gamma``: what the row is of; γ is infinite for the baseline
     - ``column``: the heading of its column
-    - ``status``: ``measured``, ``missing`` or ``text``
+    - ``status``: ``measured``, ``missing``, ``text``, or ``empty`` where nothing was planned
     - ``value`` and ``stderr``: in the table's units; ``n``: documents; ``seeds`` that are averaged
     - ``low`` and ``high``: an interval, or quartiles of timings
     - ``published``: the printed number; its ``sampling`` error, had it been measured on our

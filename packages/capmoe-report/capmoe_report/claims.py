@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "profile=zoo (the default), tiny or paper; results_dir=DIR (default: "
         f"results/{LOCAL}PROFILE)",
     )
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_intermixed_args(arguments)
 
     def write() -> int:
         for word in parsed.overrides:

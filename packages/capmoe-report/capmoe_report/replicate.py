@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--results", type=PATH, help=f"directory for {VERDICTS} (default: results_dir)"
     )
     report_options(parser, has_bench=False)
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_intermixed_args(arguments)
 
     def report() -> int:
         config, plans = planned(["experiment=replicate", *parsed.overrides])

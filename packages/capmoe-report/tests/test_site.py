@@ -248,6 +248,7 @@ def test_a_model_of_ones_own_is_described_by_its_records(site: Path, tmp_path: P
     filled = {name: row for name, *row in rows(text(tmp_path, INDEX))}
     assert filled["table1"][0] == "1"
     assert "model=custom model.name=mine" in filled["table1"][-1]
+    assert filled["sweep"][1] == "0", "a directory has no numbers that are missing"
 
 
 def test_a_profile_has_no_report_of_other_models_alone(shell: Shell) -> None:

@@ -168,7 +168,7 @@ def test_any_directory_is_drawn_against_gamma(shell: Shell) -> None:
     assert shell("figure", "mine", "--formats=svg")[0] == 0
     rows = pd.read_csv("reports/mine/figures/sweep.csv")
     assert list(zip(rows["line"], rows["gamma"].fillna(-1), strict=True)) == [
-        ("Baseline", -1),
+        ("Baseline, batch_size=16", -1),
         ("Token Drop, batch_size=16", 1.0),
         ("Token Drop, batch_size=8", 0.5),
         ("Token Drop, batch_size=8", 1.0),

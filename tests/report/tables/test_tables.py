@@ -1,6 +1,8 @@
 """The command, on records that nothing had to be evaluated for."""
 
+import json
 import math
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from capmoe_eval.results.frames import read
 from capmoe_eval.routing.registry import create_method
 from tests.conftest import Shell
 from tests.project import ROOT
-from tests.records import planned, record_of, write_all
+from tests.records import cell, planned, record, record_of, write_all
 from tests.report.tables import measured
 from tests.satellites import NEEDS_METHODS
 
@@ -151,6 +153,87 @@ def test_what_tasks_share_divides_the_rows_of_a_directory(shell: Shell) -> None:
     assert settings[["obqa", "piqa", "rte"]].tolist() == ["ep_size=8", "ep_size=2", "ep_size=1"]
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "rows", "note"),
+    [
+        ("eval_seed=1", "eval_seed=2", ["eval_seed=1", "eval_seed=2"], ""),
+        ("limit=8", "limit=null", ["limit=8", "limit=null"], ""),
+        ("tasks.obqa.metric=acc", "tasks.obqa.metric=acc_norm", ["task.metric=acc"] * 2, ""),
+        ("system_instruction=null", "system_instruction=Hi", ["system_instruction=null"] * 2, ""),
+        ("batch_size=4", "batch_size=8", ["batch_size=4", "batch_size=8"], ""),
+        ("model.dtype=float32", "model.dtype=bfloat16", ["model.dtype=float32"] * 2, ""),
+        ("model.revision=old", "model.revision=new", ["model.revision=old"] * 2, ""),
+        ("", "", ["documents="] * 2, "Rows are of different documents and do not compare on obqa."),
+    ],
+)
+def test_what_differs_between_methods_is_in_their_rows(
+    shell: Shell, before: str, now: str, rows: list[str], note: str
+) -> None:
+    """Old numbers of the baseline stood beside new ones of Token Drop without a word."""
+    words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "tasks=obqa"]
+    for method, setting in (("baseline", before), ("score", now)):
+        (plan,) = planned(*words, f"method={method}", "gamma=1.0", *filter(None, [setting]))
+        documents = method if not setting else "hash"
+        record(plan.cell, Path("sweeps"), [1, 0, 1, 1], documents=documents).write()
+    out = shell("table", "sweeps")[1]
+    assert note in out
+    table = pd.read_csv("reports/sweeps/sweep.csv", keep_default_na=False)
+    settings = table.query("column == 'obqa'")["Settings"].tolist()
+    assert settings[0] != settings[1]
+    names = [row.partition("=")[0] for row in rows]
+    assert [text.partition("=")[0] for text in settings] == names
+    assert settings[0].startswith(rows[0])
+
+
+def test_the_usual_settings_of_other_models_and_methods_are_a_note(shell: Shell) -> None:
+    """What differs between models and methods alone was nowhere."""
+    words = ["model=custom", "model.pretrained=nowhere", "tasks=obqa", "results_dir=sweeps"]
+    for model, size, ranks in (("one", 16, 2), ("two", 16, 2), ("three", 64, 6)):
+        for method in ("baseline", "score"):
+            more = [f"model.name={model}", f"method={method}", f"batch_size={size}"]
+            write_all(planned(*words, *more, "gamma=1.0", f"ep_size={ranks}"), graded)
+    note = "Where the settings of a row do not name them: ep_size=2, batch_size=16."
+    assert note in shell("table", "sweeps")[1].replace("\\", "")
+    table = pd.read_csv("reports/sweeps/sweep.csv").query("column == 'obqa'")
+    of_models = table.groupby("model")["Settings"].agg(list)
+    assert of_models["three"] == ["batch_size=64", "ep_size=6 batch_size=64"]
+    assert table.query("model != 'three'")["Settings"].isna().all()
+    assert shell("figure", "sweeps", "--formats=")[0] == 0
+    about = json.loads(Path("reports/sweeps/figures/sweep.json").read_text())
+    assert (
+        "Where the settings of a row do not name them: ep_size=2, batch_size=16." in about["notes"]
+    )
+    lines = pd.read_csv("reports/sweeps/figures/sweep.csv").query("model == 'three'")["line"]
+    assert set(lines) == {"Baseline, batch_size=64", "Token Drop, ep_size=6 batch_size=64"}
+
+
+def test_the_metric_says_whether_a_number_is_in_percent(shell: Shell) -> None:
+    """Bits per byte below 1 were multiplied by 100."""
+    words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "method=baseline"]
+    for task, metric in (("obqa", "acc"), ("piqa", "bits_per_byte"), ("rte", "f1")):
+        (plan,) = planned(*words, f"tasks={task}", f"tasks.{task}.metric={metric}")
+        record(plan.cell, Path("sweeps"), [0.75, 0.75]).write()
+    out = shell("table", "sweeps")[1]
+    values = pd.read_csv("reports/sweeps/sweep.csv").set_index("column")["value"]
+    assert values[["obqa", "piqa", "rte"]].tolist() == [75, 0.75, 0.75]
+    assert "0.7500" in out
+    assert shell("figure", "sweeps", "--formats=")[0] == 0
+    scores = pd.read_csv("reports/sweeps/figures/sweep.csv").set_index("unit")["score"]
+    assert scores.to_dict() == {"score (%)": 75, "bits per byte": 0.75, "f1": 0.75}
+
+
+def test_dropped_and_straggler_are_means_over_tasks_that_count_equally(shell: Shell) -> None:
+    """A task of several seeds weighed as many times."""
+    for task, seeds, share in (("obqa", (0, 1, 2), 0.4), ("piqa", (0,), 0.2)):
+        for seed in seeds:
+            of = cell(create_method("random", 1.0, seed=seed), task=task)
+            load = {"drop_rate": share, "mean_peak_after": 10 * share}
+            record(of, Path("sweeps"), load=load).write()
+    assert shell("table", "sweeps")[0] == 0
+    numbers = pd.read_csv("reports/sweeps/sweep.csv").set_index("column")["value"]
+    assert numbers[["Dropped", "Straggler"]].tolist() == pytest.approx([30, 3])
+
+
 def test_records_of_ones_own_model_that_a_table_leaves_out_are_counted(shell: Shell) -> None:
     """It showed one of several settings without a word."""
     words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "results_dir=sweeps"]
@@ -196,9 +279,22 @@ def test_a_directory_of_any_records_is_a_table(shell: Shell) -> None:
     assert ((obqa["low"] > 0) & (obqa["low"] < obqa["high"]) & (obqa["high"] <= 100)).all()
     assert obqa["low"][0] == pytest.approx(91.24, abs=0.01)  # Wilson's of 40 of 40
     assert not table["best"].any(), "a metric may be the better the lower it is"
+    assert set(table["status"]) == {"measured", "empty"}, "nothing was planned that is missing"
     Path("empty").mkdir()
     assert shell("table", "empty")[2].startswith("error: empty: has no whole record")
     assert "leave out limit=4" in shell("table", "sweeps/mine", "limit=4")[2]
+
+
+def test_a_model_of_a_directory_of_ones_own_is_found_as_by_run(shell: Shell) -> None:
+    """``--config-dir``, which ``run`` takes from Hydra, was refused."""
+    Path("myconf/model").mkdir(parents=True)
+    text = "defaults: [custom, _self_]\nname: mine\npretrained: tiny:mixtral\n"
+    Path("myconf/model/own.yaml").write_text(text)
+    out = shell("table", "table3", "--config-dir", "myconf", "model=own")[1]
+    words = shlex.split(re.findall("^capmoe-eval run (.*)", out, re.MULTILINE)[0])
+    assert words[:2] == ["model=own", f"hydra.searchpath=[file://{Path('myconf').resolve()}]"]
+    assert planned(*words)[0].cell.model.pretrained == "tiny:mixtral"
+    assert "--config-dir=no: no such directory" in shell("table", "table3", "--config-dir", "no")[2]
 
 
 def test_bits_per_byte_are_shown_in_the_digits_in_which_methods_differ(shell: Shell) -> None:
