@@ -168,6 +168,7 @@ def test_records_are_those_of_cells_computed_alone_in_any_order(
     # Shots and their seed are the cell's, and else the task's own.
     shots = [{n for n in r["n-shot"].values() if not isinstance(n, dict)} for r in records]
     assert shots == [{n} for n in SHOTS]
+    assert {name: (task(name).fewshot, task(name).metric) for name in TABLE_5} == TABLE_5
     # The same cell but for ``eval_seed``: other examples, and so other routing.
     parts = [record["capmoe"] for record in records[1:3]]
     assert parts[0]["layers"] != parts[1]["layers"]

@@ -9,7 +9,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from capmoe_eval.experiment.application import INTERRUPTED, run_program
 from capmoe_eval.experiment.results import read_results
 from tests.nightly import nightly_but
 from tests.records import undated
+from tests.wrapper.parallel.processes import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -121,9 +121,7 @@ def start(
 
     The folder has results, a cache of the user, and what sweeps print, with a fault apart.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     processes = []
     log = folder / ("log" if kind is None else "log-of-victims")
     for rank in range(ranks):

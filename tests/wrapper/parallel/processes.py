@@ -27,7 +27,7 @@ def run_ranks(
     A rank that fails, or all of them if they take too long, ends the test.
     """
     command = [sys.executable, "-c", CALL, work.__module__, work.__name__, str(directory)]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(size)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(size)}
     ranks = [
         _started(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(size)
@@ -39,11 +39,12 @@ def run_nodes(command: list[str], nodes: int, *, timeout: float) -> list[str]:
     """Run ``torchrun <command>`` on nodes of one rank each, which meet over TCP; as run_ranks."""
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
     line += ["--nnodes", str(nodes), "--rdzv-backend", "c10d"]
-    line += ["--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+    line += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     return _ended([_started([*line, *command], {}) for _ in range(nodes)], timeout)
 
 
-def _free_port() -> str:
+def free_port() -> str:
+    """Return a port on which nobody listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return str(free.getsockname()[1])
