@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from statistics import fmean
 from typing import Any, Final
 
@@ -26,16 +26,27 @@ from pages.protocol import NUMBERS, in_words, judged, numbers_of, planned, proto
 _RESULTS: Final[str] = protocol()["runs"]["fresh"]["results"]
 
 
-def effect_of(row: Mapping[str, Any]) -> Effect:
-    """Return the effect of a primary contrast on the fresh models, by the rule ``worth``."""
+def effect_of(row: Mapping[str, Any], *, every: bool = False) -> Effect:
+    """Return the effect of a primary contrast on the fresh models, by the rule ``worth``.
+
+    ``every`` is as for :meth:`Evidence.pairs`.
+    """
     evidence = evidence_in("fresh", f"{_RESULTS}_documents" if "documents" in row else _RESULTS)
-    pairs, *_ = evidence.pairs(row["contrast"].first, row["contrast"].second)
+    pairs, *_ = evidence.pairs(row["contrast"].first, row["contrast"].second, every=every)
     return pooled(pairs, "answer")
 
 
 @cache
 def _judged() -> list[dict[str, Any]]:
     return judged("fresh", effect_of)
+
+
+def _of_every_model() -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the contrasts that leave out models, judged on every model, with the others' names."""
+    for row, every in zip(_judged(), judged("fresh", partial(effect_of, every=True)), strict=True):
+        others = every["effect"].models.keys() - row["effect"].models.keys()
+        if others:
+            yield every, ", ".join(FAMILIES[model].partition(",")[0] for model in sorted(others))
 
 
 def alike(row: Mapping[str, Any]) -> Effect:
@@ -76,7 +87,18 @@ def verdicts() -> str:
         over_families = change(row["effect"], wide=True).partition(" ")[2] or "–"
         rows.append((*in_words(row), *effects, over_families, *numbers_of(row), row["verdict"]))
     head = ("claim", "expected", "exploratory [95 %]", "fresh [95 %]")
-    return table((*head, "over families", *NUMBERS, "verdict"), rows) + "\n" + tasks()
+    return table((*head, "over families", *NUMBERS, "verdict"), rows) + f"\n{tasks()}\n{left_out()}"
+
+
+def left_out() -> str:
+    """Return what the contrasts that leave out models are with every model."""
+    return "".join(
+        paragraph(
+            f"({row['claim']}) leaves out {others}. With {others} the effect is "
+            f"{change(row['effect'])}, p {row['p']:.2g}: {row['verdict']}."
+        )
+        for row, others in _of_every_model()
+    )
 
 
 def summary() -> str:
@@ -85,11 +107,15 @@ def summary() -> str:
     counts = Counter(row["verdict"] for row in rows)
     parts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts, reverse=True))
     wide = Counter(row["verdict"] for row in rows if not row["conditional"])
+    without = "".join(
+        f" With {others}, which ({row['claim']}) leaves out, ({row['claim']}) is {row['verdict']}."
+        for row, others in _of_every_model()
+    )
     return paragraph(
         f"Of the {counts.total()} primary contrasts of the claims, on five models that were "
         f"trained after the rules had been committed: {parts}. Over families Holm's correction, "
         f"that of these verdicts, confirms {wide['confirmed']} of the {counts['confirmed']} "
-        "([the confirmatory run](docs/explanation/fresh.md))."
+        f"([the confirmatory run](docs/explanation/fresh.md)).{without}"
     )
 
 

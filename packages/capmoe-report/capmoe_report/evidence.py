@@ -242,16 +242,23 @@ class Evidence:
         return self._effects[key]
 
     def pairs(
-        self, first: Side, second: Side, model: str = "", tasks: Collection[str] = ()
+        self,
+        first: Side,
+        second: Side,
+        model: str = "",
+        tasks: Collection[str] = (),
+        *,
+        every: bool = False,
     ) -> tuple[dict[str, dict[str, Paired]], dict[tuple[str, str], str], tuple[str, ...]]:
         """Return the paired scores by model and task, why others do not pair, and their records.
 
         ``model`` is a part of the names of the models that are compared; without it they are those
         of :attr:`pooled`. ``tasks`` are those of batches of one task that are compared; without
         them it is every task that a model has on both sides. A contrast of several tasks leaves
-        out those that hardly need experts (:attr:`idle`).
+        out those that hardly need experts (:attr:`idle`), and the models of :meth:`left_out`
+        unless ``every`` model is asked for.
         """
-        left_out = self.left_out(first, second)
+        left_out = [] if every else self.left_out(first, second)
         models = [
             name
             for name in sorted(self.models)
@@ -292,7 +299,11 @@ class Evidence:
             texts.append(f"the nearest shares are: {clauses_by_family(shares, *words)}")
             texts.append(f"Expert Drop removes more on {less} of {len(shares)} models")
         if left_out := self.left_out(first, second):
-            texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
+            every = pooled(self.pairs(first, second, every=True)[0])
+            low, high = every.interval()
+            numbers = f"{every.points or 0.0:+.2f} [{low:+.2f}, {high:+.2f}]"
+            names = ", ".join(left_out)
+            texts.append(f"left out, with one expert per device: {names}; with them {numbers}")
         return "; ".join(texts)
 
     def left_out(self, first: Side, second: Side) -> list[str]:
