@@ -113,7 +113,7 @@ def caption() -> str:
     return paragraph(
         f"*{replication().summary}. "
         f"Effects of routing methods on {len(replication().models)} tiny trained models "
-        f"({len(families)} architectures, {seeds} training seeds of each), a panel for each claim. "
+        f"({len(families)} architectures, at most {seeds} training seeds of each), a panel for each claim. "
         "95 % intervals are over documents and, thin, over families and documents; dashed: the "
         "equivalence margin; grey: single models. In points of accuracy: at γ=1 Token Drop "
         f"(“Score” in Table 1) beats the other selection metrics by {' to '.join(scores)}. "

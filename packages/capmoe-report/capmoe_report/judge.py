@@ -235,22 +235,22 @@ def conclude(claim: Claim, results: _Results, evidence: Evidence) -> tuple[str, 
     """Return the word and the scope that follow from the results of a claim's checks.
 
     What the paper's own numbers refute is inconsistent in print, whatever was measured. Else
-    measurements decide, by the one rule of :func:`capmoe_report.verdicts.weigh`. Timings speak
-    of a direction at most. Without a measurement, arithmetic decides in print.
+    measurements and print decide together, by the one rule of
+    :func:`capmoe_report.verdicts.weigh`. Timings speak of a direction at most. Without a
+    measurement, arithmetic decides in print.
     """
     # Some facts name numbers and decide nothing.
-    printed = _weigh(
-        [
-            (kind, findings)
-            for kind, findings in results
-            if kind in _PRINTED
-            and not (kind == "printed" and findings[0].verdict is Outcome.IMPOSSIBLE)
-        ]
-    )
+    in_print = [
+        (kind, findings)
+        for kind, findings in results
+        if kind in _PRINTED
+        and not (kind == "printed" and findings[0].verdict is Outcome.IMPOSSIBLE)
+    ]
+    printed = _weigh(in_print)
     if printed is Outcome.FAILS:
         return INCONSISTENT, ""
     if measured := _deciding(results):
-        outcome = _weigh(measured)
+        outcome = _weigh([*measured, *in_print])
         findings = [finding for _, (_, *rest) in measured for finding in rest]
         if scope := next(filter(None, (check.scope for _, (check, *_) in measured)), ""):
             word, scope = _direction(claim, outcome, scope)

@@ -81,7 +81,8 @@ def load(raw: Mapping[str, Any], evidence: Evidence) -> list[Finding]:
     """Return what a question of load says: true of every model, of none, or of some.
 
     Loads are counted, not sampled: they have no intervals, and a claim holds if it is true of every
-    model present.
+    model present. It speaks of these models alone where so few families would agree by chance
+    (sign test).
     """
     question = Question.model_validate(raw)
     questions = [question]
@@ -92,19 +93,11 @@ def load(raw: Mapping[str, Any], evidence: Evidence) -> list[Finding]:
 
 
 def measure(name: str, evidence: Evidence) -> list[Finding]:
-    """Return what the measure of a name says.
-
-    It speaks of these models alone where so few families would agree by chance (sign test).
-    """
+    """Return what the measure of a name says; ``balance`` has its own test, others ask loads."""
     if name == balance.__name__:
         return balance(evidence.trainings)
     questions = read_data(__package__, "data/measures.yaml", dict[str, tuple[Question, ...]])
-    answers = []
-    for check, finding in (_answer(question, evidence) for question in questions[name]):
-        n_families = len(set(map(family, finding.models)))
-        is_few = bool(n_families) and 0.5**n_families >= LEVEL
-        answers.append([check, finding.model_copy(update={"conditional": is_few})])
-    return _all_of(answers)
+    return _all_of([_answer(question, evidence) for question in questions[name]])
 
 
 def _all_of(answers: Iterable[Sequence[Finding]]) -> list[Finding]:
@@ -145,6 +138,7 @@ def _answer(question: Question, evidence: Evidence) -> list[Finding]:
         outcome = unanimous(fits)
         outcome = counted.verdict if outcome is Outcome.FAILS else outcome
     about |= {"effect": fmean(values.values()), "verdict": outcome}
+    about["conditional"] = 0.5 ** len(set(map(family, values))) >= LEVEL
     about["records"] = tuple(sorted(set(counted.records)))
     return [Finding(verdict=outcome, text=f"{label}: {text}"), counted.model_copy(update=about)]
 

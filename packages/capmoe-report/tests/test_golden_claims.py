@@ -126,5 +126,15 @@ def test_records_give_the_golden_numbers(path: Path) -> None:
     assert differences(read(path), framed(FILES[path]())) == []
 
 
+def test_the_page_of_verdicts_quotes_what_the_models_contradict() -> None:
+    rows = read(_FOLDER / "verdicts.csv")
+    claims = rows[(rows["of"] == "ledger") & rows["source"].isna()]
+    contradicted = set(claims.loc[claims["verdict"] == "contradicted", "claim"])
+    quotes = [c.quote for c in paper_claims() if c.id in contradicted and not c.beyond]
+    page = Path("docs/explanation/verdicts.md").read_text(encoding="utf-8")
+    assert quotes
+    assert [quote for quote in quotes if f'"{quote}"' not in page] == []
+
+
 if __name__ == "__main__":
     write(FILES)
