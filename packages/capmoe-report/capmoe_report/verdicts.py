@@ -202,7 +202,9 @@ class VerdictFile(BaseModel, frozen=True):
     def summary(self) -> str:
         """The main claims of the paper's text, and those beyond it, counted by verdict."""
         groups = []
-        for beyond, name in enumerate(("main claims of the paper's text", "claims beyond the text")):
+        for beyond, name in enumerate(
+            ("main claims of the paper's text", "claims beyond the text")
+        ):
             counts = Counter(claim.verdict for claim in self.select(beyond=bool(beyond)))
             words = dict.fromkeys((*_GAPS_FIRST, *counts))
             verdicts = ", ".join(f"{counts[word]} {word}" for word in words)

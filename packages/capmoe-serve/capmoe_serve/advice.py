@@ -26,7 +26,7 @@ from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.results.frames import results_of
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method
 from capmoe_report.effects import Effect, pair_cells, pooled
-from capmoe_report.evidence import Evidence, Side
+from capmoe_report.evidence import Evidence, Side, dev_losses
 
 from capmoe_serve.exports import placement_files
 from capmoe_serve.loads import facts, json_rows
@@ -92,6 +92,7 @@ def advise(
     slots = experts_per_rank or -(-(trace.n_experts + 1) // ranks)  # by default one for copies
     _check_deployment(trace.n_experts, ranks, slots, groups, nodes)
     records, doubts = of_shape(trace, records)
+    records, idle = needing_experts(records)
     if (decodes := judging(trace)) != _PROMPTS:  # tasks without decode steps cannot judge them
         records = [record for record in records if record.load.decode_forwards]
     settings = trace_settings(trace, gammas, ranks, slots, groups=groups, nodes=nodes)
@@ -127,7 +128,7 @@ def advise(
         "recommended": chosen,
         "placement": placement,
         "sentence": reason(settings, chosen, budget, at_least_speedup),
-        "unknown": [*doubts, *unknown(settings, trace)],
+        "unknown": [*doubts, *idle, *unknown(settings, trace)],
         "commands": commands(
             settings, chosen, at_least_speedup, trace, ranks=ranks, results=results
         ),
@@ -323,6 +324,23 @@ def of_shape(trace: Trace, records: Sequence[Record]) -> tuple[list[Record], lis
 def _shape_in_words(n_experts: int, top_k: int | None, layers: int) -> str:
     routed = "" if top_k is None else f", top-{top_k}"
     return f"{_counted(layers, 'MoE layer')} of {n_experts} experts{routed}"
+
+
+def needing_experts(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    """Return the records of tasks that need the model's experts, and in a sentence the other tasks.
+
+    A task that hardly needs experts hides what dropped tokens cost, so that claims leave such a
+    task out, too. Only the embedded models have measured which tasks need their experts.
+    """
+    if not records:
+        return [], []
+    model = records[0].model
+    evidence = Evidence(profile="", results=results_of(records), losses=dev_losses({model}))
+    is_idle = [record.cell.task.lm_eval in evidence.idle[model] for record in records]
+    rest = [record for record, of_idle in zip(records, is_idle, strict=True) if not of_idle]
+    names = ", ".join(sorted({record.task for record in records} - {r.task for r in rest}))
+    text = f"What the answers lose on {names}: these tasks hardly need the experts of {model}."
+    return rest, [text] if names else []
 
 
 def judging(trace: Trace) -> tuple[str, ...]:

@@ -385,6 +385,23 @@ def test_the_kind_of_the_steps_decides_which_records_count(
     assert line in "".join(about)
 
 
+@NEEDS_METHODS
+def test_tasks_that_hardly_need_experts_judge_no_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = pd.DataFrame({"made": {"boolq": 15.0, "piqa": 30.0}})  # with all experts disabled
+    monkeypatch.setattr("capmoe_serve.advice.dev_losses", lambda _: losses)
+    score = create_method("score", 1.0, ep_size=4)
+    write_records(tmp_path, {create_method("baseline"): 30, score: 30}, "boolq")
+    of_model = write_records(tmp_path, {create_method("baseline"): 30, score: 20}, "piqa")
+    budget = {"at_least_speedup": 2.1, "at_most_points": 20.0}
+    advice, _ = advise(skewed(), (1.0,), ranks=4, records=of_model, **budget)
+    rows = {row["title"]: row for row in advice["settings"]}
+    assert (rows["score γ=1 per expert"]["effect"], advice["tasks"]) == (-25.0, ["piqa"])
+    text = "What the answers lose on boolq: these tasks hardly need the experts of made."
+    assert text in advice["unknown"]
+
+
 def swept_gammas(advice: dict[str, Any]) -> set[float]:
     """Return the capacity factors of an advice's sweep."""
     (swept,) = (word for word in advice["commands"][1].split() if word.startswith("gamma="))
