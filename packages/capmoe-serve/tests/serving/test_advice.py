@@ -385,7 +385,6 @@ def test_the_kind_of_the_steps_decides_which_records_count(
     assert line in "".join(about)
 
 
-@NEEDS_METHODS
 def test_tasks_that_hardly_need_experts_judge_no_capacity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
