@@ -77,7 +77,6 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "real-verdicts": real.verdicts,
     "real-text": real.text_scores,
     "real-tasks": real.task_scores,
-    "real-progress": real.progress,
 }
 
 PICTURES: Final = {glance.PICTURE: glance.picture, real.PICTURE: real.picture}

@@ -259,24 +259,3 @@ def _printed_change(side: Side, tasks: list[str]) -> float | None:
         return printed_gap(side.method, "baseline", side.gamma, tasks)[0]
     except LookupError:
         return None
-
-
-def progress() -> str:
-    """Return how many settings of the protocol have records, and which have none."""
-    done = 0
-    missing: dict[str, list[str]] = {}
-    for row in protocol()["settings"]:
-        side = Side.model_validate(row["side"])
-        tasks = (task for group in row["run_on"] for task in protocol()["sets"][group])
-        for task in tasks:
-            if task not in _TEXTS and task not in answerable():
-                continue
-            if len(cells_of(side, task)) < row.get("runs", 1):
-                missing.setdefault(task, []).append(str(side))
-            else:
-                done += 1
-    parts = [f"{task} ({', '.join(sides)})" for task, sides in missing.items()]
-    without = "; ".join(parts) or "none"
-    return paragraph(
-        f"Settings, one for each task that enters: {done} have records; without: {without}."
-    )
