@@ -12,11 +12,11 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
 from capmoe_eval import __version__
+from capmoe_eval.experiment.files import with_imported
 from capmoe_eval.lazy import torch
 from capmoe_eval.routing.method import Method
 
@@ -125,20 +125,11 @@ def _hash_modules(names: frozenset[str]) -> str | None:
         is_ours = name.partition(".")[0] in ("capmoe_eval", *sys.stdlib_module_names)
         if not is_ours and file.is_file():  # neither of this suite nor of Python
             in_package = getattr(module, "__package__", None)
-            files.update(file.parent.rglob("*.py") if in_package else _with_imported(file))
+            files.update(file.parent.rglob("*.py") if in_package else with_imported(file))
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: (file.name, file)):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:16] if files else None
-
-
-def _with_imported(file: Path) -> set[Path]:
-    """Return a file, and those that it imports from its own directory, which is a user's."""
-    installed = file.parent.name in ("site-packages", "dist-packages")
-    finder = ModuleFinder([] if installed else [str(file.parent)], excludes=["capmoe_eval"])
-    finder.run_script(str(file))
-    modules = map(vars, finder.modules.values())
-    return {Path(module["__file__"]) for module in modules if module["__file__"]}
 
 
 def hub_commit(documents: Any) -> str | None:

@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lm_eval.tasks._factory import TaskFactory
 from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.provenance import hub_commit
 from capmoe_eval.experiment.cell import TaskId
+from capmoe_eval.experiment.composition import data_files, hash_task
 from capmoe_eval.experiment.datasource import DataSource, cache_directory
 
 #: The folders of the suite's own tasks: their YAML files, and what those need.
@@ -71,6 +73,7 @@ class TaskLibrary:
             try:
                 tasks = manager.load([name])
                 factory.check()
+                factory.check_unchanged(setting)
                 _ask_first(tasks["tasks"])
             except UsageError:
                 raise
@@ -207,6 +210,7 @@ class _RootedFactory(TaskFactory):
         super().__init__()
         self._source, self._name, self._dataset = source, name, dataset
         self._read: set[str] = set()
+        self._caches: set[Path] = set()
 
     def check(self) -> None:
         """Refuse data sets that are not those which the built tasks read (UsageError)."""
@@ -216,6 +220,17 @@ class _RootedFactory(TaskFactory):
             raise UsageError(
                 f"task={self._name}: dataset={self._dataset}: it reads "
                 f"{' + '.join(sorted(self._read))}; a group reads what the files of its tasks say"
+            )
+
+    def check_unchanged(self, setting: str) -> None:
+        """Refuse files that changed since they were hashed: their hash names other documents."""
+        source = self._source
+        changed = source.file and source.file_hash not in (None, hash_task(source.file))
+        if changed or any(map(source.is_changed, self._read)):
+            for cache in self._caches:  # it may have the documents of another hash
+                shutil.rmtree(cache, ignore_errors=True)
+            raise UsageError(
+                f"{setting}: its files changed while the run began; run the command again"
             )
 
     def _load_full_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -229,11 +244,16 @@ class _RootedFactory(TaskFactory):
         self._read.add(dataset)
         if (directory := self._source.directory(dataset)) is not None:
             config["dataset_path"] = str(directory)
-            # datasets keys its cache by the directory's name and the files' names, so two roots
-            # could be taken for one another: each content gets a cache of its own.
             fingerprint = self._source.fingerprint(dataset)
-            cache = str(cache_directory() / "datasets" / str(fingerprint))
-            config["dataset_kwargs"] = (config.get("dataset_kwargs") or {}) | {"cache_dir": cache}
+        else:
+            fingerprint = self._source.file_hash if data_files(config) else None
+        if fingerprint is not None:
+            # datasets keys its cache by the files' names and times, so two contents could be taken
+            # for one another: each gets a cache of its own.
+            cache = cache_directory() / "datasets" / fingerprint
+            config["dataset_kwargs"] = config.get("dataset_kwargs") or {}
+            config["dataset_kwargs"] |= {"cache_dir": str(cache)}
+            self._caches.add(cache)
         return config
 
     def _check_metrics(self, config: Mapping[str, Any]) -> None:

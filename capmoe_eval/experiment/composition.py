@@ -4,10 +4,12 @@ import functools
 import glob
 import hashlib
 import itertools
+import os
 import pickle
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -21,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.errors import UsageError, bad_choice, check_choice, first_line, shown
 from capmoe_eval.experiment.datasource import cache_directory
+from capmoe_eval.experiment.files import with_imported
 from capmoe_eval.experiment.observation import observer_options
 from capmoe_eval.experiment.settings import GROUPS, NAMES, check_words
 from capmoe_eval.routing.knobs import check, says
@@ -225,7 +228,10 @@ def compose_words(words: Sequence[str], config: str | None = "config") -> DictCo
 
 def composed(overrides: Sequence[str]) -> DictConfig:
     """Return the configuration of a command line; HydraException for an unknown override."""
-    config: DictConfig = pickle.loads(_pickled(tuple(overrides)))
+    words = tuple(overrides)
+    # A task file, or its documents, may have changed since.
+    pickled = _pickled.__wrapped__ if any(map(_FILE.search, words)) else _pickled
+    config: DictConfig = pickle.loads(pickled(words))
     return config
 
 
@@ -269,8 +275,7 @@ def store_task_files(word: str) -> str:
 def _task_option(text: str) -> str:
     """Store the option that a file becomes, and return its name."""
     file = Path(text).expanduser().absolute()
-    read: dict[Path, bytes] = {}
-    config = _task_config(file, text, read)
+    config, file_hash = _hashed_config(file, text)
     name = config.get("task")
     if not isinstance(name, str):
         raise UsageError(
@@ -278,19 +283,11 @@ def _task_option(text: str) -> str:
         )
     if name in options("tasks") and (name not in _stored or _stored[name][0] != file):
         raise UsageError(f"tasks={text}: {name} is a task of the suite; give it another name")
-    kwargs = of if isinstance(of := config.get("dataset_kwargs"), dict) else {}
-    data = [config.get("dataset_path"), kwargs.get("data_dir"), kwargs.get("data_files")]
-    for path in _local_files(data):
-        with path.open("rb") as stream:
-            read[path] = hashlib.file_digest(stream, "sha256").digest()
     metrics, filters = (
         check(f"tasks={text}: {field}", config.get(field) or [{}], _Entries)
         for field in ("metric_list", "filter_list")
     )
     output = config.get("output_type", "generate_until")
-    hashes = sorted(
-        path.name.encode() + hashlib.sha256(content).digest() for path, content in read.items()
-    )
     option = {
         "title": config.get("task_alias") or name,
         "lm_eval": name,
@@ -300,16 +297,50 @@ def _task_option(text: str) -> str:
         "filter": filters[0].get("name", "none"),
         "images": "doc_to_image" in config,
         "file": str(file),
-        "file_hash": hashlib.sha256(b"".join(hashes)).hexdigest()[:16],
+        "file_hash": file_hash,
     }
     ConfigStore.instance().store(name, {name: option}, group="tasks")
     _stored[name] = file, text
+    _options_composed.pop(("tasks", name), None)
     return name
 
 
 def task_word(name: str) -> str:
     """Return the word of a task on a command line: its file, as it was typed, or its name."""
     return _stored[name][1] if name in _stored else name
+
+
+def hash_task(file: Path) -> str:
+    """Return the hash of a task file and of all files that it needs, as they are now.
+
+    Raises:
+        UsageError: If one cannot be read.
+    """
+    return _hashed_config(file, str(file))[1]
+
+
+def _hashed_config(file: Path, text: str) -> tuple[dict[str, Any], str]:
+    """Return the settings of a task file, and the hash of it and of all files that it needs."""
+    read: dict[Path, bytes] = {}
+    config = _task_config(file, text, read)
+    for path in data_files(config):
+        with path.open("rb") as stream:
+            read[path] = hashlib.file_digest(stream, "sha256").digest()
+    names = Counter(path.name for path in read)
+    hashes = sorted(
+        # Of files with the same name the folder says which is which.
+        (path.name if names[path.name] == 1 else os.path.relpath(path, file.parent)).encode()
+        + hashlib.sha256(content).digest()
+        for path, content in read.items()
+    )
+    return config, hashlib.sha256(b"".join(hashes)).hexdigest()[:16]
+
+
+def data_files(config: Mapping[str, Any]) -> list[Path]:
+    """Return the files on this disk that a task's data set is read from."""
+    kwargs = of if isinstance(of := config.get("dataset_kwargs"), dict) else {}
+    names = config.get("dataset_path"), kwargs.get("data_dir"), kwargs.get("data_files")
+    return [*_local_files(list(names))]
 
 
 def _local_files(data: Any) -> Iterator[Path]:
@@ -322,6 +353,15 @@ def _local_files(data: Any) -> Iterator[Path]:
         yield from itertools.chain.from_iterable(map(_local_files, parts))
 
 
+def _modules(config: Any) -> Iterator[Path]:
+    """Yield the modules of the functions that settings name, also of a metric or a filter."""
+    if isinstance(config, Path):
+        yield config
+    elif isinstance(config, (list, dict)):
+        parts = config.values() if isinstance(config, dict) else config
+        yield from itertools.chain.from_iterable(map(_modules, parts))
+
+
 def _task_config(file: Path, text: str, read: dict[Path, bytes]) -> dict[str, Any]:
     """Return a file's settings over those that it includes; ``read`` gets every file's bytes."""
     try:
@@ -329,11 +369,11 @@ def _task_config(file: Path, text: str, read: dict[Path, bytes]) -> dict[str, An
         config: dict[str, Any] = yaml.load(read[file], Loader=_Loader)
         if not isinstance(config, dict):
             raise TypeError("it is no mapping of settings")
-        for module in (value for value in config.values() if isinstance(value, Path)):
-            read[file.parent / module] = (file.parent / module).read_bytes()
+        for module in _modules(config):
+            read |= {path: path.read_bytes() for path in with_imported(file.parent / module)}
     except FileNotFoundError as error:
         raise UsageError(f"tasks={text}: no such file: {error.filename}") from error
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, SyntaxError, yaml.YAMLError) as error:
         why = first_line(error)
         raise UsageError(f"tasks={text}: {file} is no task file of lm-eval ({why})") from error
     above = config.pop("include", [])

@@ -334,7 +334,8 @@ def _method(config: Mapping[str, Any]) -> Method:
 def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
     model, task = config["model"], TASK_DEFAULTS | config["tasks"][task_name]
     root = task["data_root"] or config["data"]["root"]
-    source = data_source(root, None if task["data_root"] else config["data"]["name"], task["file"])
+    name = None if task["data_root"] else config["data"]["name"]
+    source = data_source(root, name, task["file"], task["file_hash"])
     cell = Cell(
         model=ModelId(
             **{field: model[field] for field in MODEL_FIELDS},

@@ -38,6 +38,7 @@ class DataSource:
     # parquet files beside it; None for the hub.
     root: Path | None = None
     file: Path | None = None  # of a user's own task
+    file_hash: str | None = None  # of that file, and of those that it needs, in the cell
 
     def directory(self, dataset: str) -> Path | None:
         """Return the directory of a dataset, None for the hub; UsageError if it is not there."""
@@ -60,6 +61,12 @@ class DataSource:
         """Return a hash of a dataset's files, or of several joined by ``+``; None for the hub."""
         directories = [self.directory(name.strip()) for name in dataset.split("+")]
         return "+".join(_hash_files(directory) for directory in directories if directory) or None
+
+    def is_changed(self, dataset: str) -> bool:
+        """Return whether a dataset's files are other than when :meth:`fingerprint` read them."""
+        directory = self.directory(dataset)
+        hash_again = _hash_files.__wrapped__
+        return directory is not None and hash_again(directory) != _hash_files(directory)
 
 
 @functools.cache  # so a process does not notice files that change while it runs
@@ -96,7 +103,12 @@ def _writable_or_temporary(directory: Path) -> Path:
     return directory
 
 
-def data_source(root: str | None, name: str | None = None, file: str | None = None) -> DataSource:
+def data_source(
+    root: str | None,
+    name: str | None = None,
+    file: str | None = None,
+    file_hash: str | None = None,
+) -> DataSource:
     """Return the source for ``data.root`` and ``data.name``; a name alone can be read of records.
 
     Args:
@@ -105,14 +117,15 @@ def data_source(root: str | None, name: str | None = None, file: str | None = No
         name: Name of a local root in results. By default it is the directory's name, with
             ``local-`` before it if it is ``hub`` or the name of an embedded source.
         file: That of a user's own task.
+        file_hash: A hash of that file, and of those that it needs.
     """
-    own_task = Path(file) if file else None
+    own_task = Path(file) if file else None, file_hash
     if root is None or (name and root == DIRECTORY):
-        return DataSource(name or HUB, file=own_task)
+        return DataSource(name or HUB, None, *own_task)
     if is_embedded(root):
         if name not in (None, root):
             raise UsageError(f"data.name={name}: data.root={root} has its own name; leave it out")
-        return DataSource(root, Path(root), own_task)
+        return DataSource(root, Path(root), *own_task)
     path = Path(root).expanduser().resolve()
     if not path.is_dir():
         raise UsageError(
@@ -120,4 +133,4 @@ def data_source(root: str | None, name: str | None = None, file: str | None = No
             f"{', '.join(EMBEDDED)}, or null for the hub"
         )
     default_name = f"local-{path.name}" if path.name == HUB or is_embedded(path.name) else path.name
-    return DataSource(name or default_name, path, own_task)
+    return DataSource(name or default_name, path, *own_task)

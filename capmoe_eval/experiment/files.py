@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -204,3 +205,16 @@ def check_writable(field: str, path: Path, directory: Path | None = None) -> Non
         longest = os.pathconf(there, "PC_NAME_MAX")
         if any(len(os.fsencode(part.name)) > longest for part in (path, *missing)):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+
+def with_imported(file: Path) -> set[Path]:
+    """Return a module's file, and those that it imports from its own directory, which is a user's.
+
+    Raises:
+        SyntaxError: If one of them is no Python.
+    """
+    installed = file.parent.name in ("site-packages", "dist-packages")
+    finder = ModuleFinder([] if installed else [str(file.parent)], excludes=["capmoe_eval"])
+    finder.run_script(str(file))
+    modules = map(vars, finder.modules.values())
+    return {Path(module["__file__"]) for module in modules if module["__file__"]}

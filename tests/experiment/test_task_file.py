@@ -1,5 +1,6 @@
 """A user's own task file of lm-eval on the command line."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.composition import for_hydra
 from capmoe_eval.experiment.configuration import planned
+from capmoe_eval.experiment.datasource import DataSource
 from hydra_plugins.capmoe_sweeper import sweep_jobs
 
 COMMON = ["model=tiny_olmoe", "method=score", "gamma=1.0"]
@@ -20,7 +22,7 @@ task: {name}
 dataset_path: json
 dataset_kwargs: {{data_dir: documents, data_files: {{test: [a.jsonl, "more/*.jsonl"]}}}}
 doc_to_text: !function words.text
-metric_list: [{{metric: acc_norm}}, {{metric: acc}}]
+metric_list: [{{metric: acc_norm}}, {{metric: acc, aggregation: !function metrics.good}}]
 """
 
 
@@ -30,7 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("animals", "plants"):
         Path(f"{name}.yaml").write_text(TEXT.format(name=f"my_{name}"))
     Path("base.yaml").write_text("output_type: multiple_choice\nfilter_list: [{name: strict}]\n")
-    Path("words.py").write_text("def text(doc): ...\n")
+    Path("words.py").write_text("import prefixes\ndef text(doc): ...\n")
+    for name in ("prefixes", "metrics"):
+        Path(f"{name}.py").write_text("def good(items): ...\n")
     for name in ("a", "more/b", "documents/deep/c"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(f"{name}.jsonl").write_text("{}")
@@ -63,7 +67,7 @@ def test_each_file_of_a_sweep_is_a_job() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("animals.yaml", "base.yaml", "words.py"),
+        *("animals.yaml", "base.yaml", "words.py", "prefixes.py", "metrics.py"),
         *("a.jsonl", "more/b.jsonl", "documents/deep/c.jsonl"),
     ],
 )
@@ -72,7 +76,18 @@ def test_a_change_of_any_file_that_a_task_needs_is_another_cell(name: str) -> No
     (before,) = cells("tasks=animals.yaml", "limit=1")
     file = Path(name)
     file.write_text(f"{file.read_text()}\n# changed\n")
-    (after,) = cells("tasks=animals.yaml", "limit=1", "overwrite=false")
+    (after,) = cells("tasks=animals.yaml", "limit=1")
+    assert before.digest != after.digest
+
+
+def test_contents_that_change_places_are_another_task() -> None:
+    Path("more/a.jsonl").write_text("[]")
+    files = "{test: a.jsonl, dev: more/a.jsonl}"
+    Path("x.yaml").write_text(f"{{task: x, dataset_kwargs: {{data_files: {files}}}}}")
+    (before,) = cells("tasks=x.yaml")
+    Path("a.jsonl").write_text("[]")
+    Path("more/a.jsonl").write_text("{}")
+    (after,) = cells("tasks=x.yaml")
     assert before.digest != after.digest
 
 
@@ -85,12 +100,14 @@ def test_a_change_of_any_file_that_a_task_needs_is_another_cell(name: str) -> No
         ("task: obqa", "obqa is a task of the suite"),
         ("task: x\ninclude: none.yaml", "no such file: .*none.yaml"),
         ("task: x\ndoc_to_text: !function none.f", "no such file: .*none.py"),
+        ("task: x\ndoc_to_text: !function wrong.f", r"no task file of lm-eval \(.*syntax"),
         ("a: [", "while parsing"),
         ("{task: x, metric_list: [acc]}", r"x\.yaml: metric_list=\['acc'\]: must be a list"),
         ("{task: x, filter_list: 5}", r"x\.yaml: filter_list=5: must be a list of mappings"),
     ],
 )
 def test_a_file_that_is_no_task_is_refused_in_a_line(text: str | None, message: str) -> None:
+    Path("wrong.py").write_text("def f(: ...")
     if text is not None:
         Path("x.yaml").write_text(text)
     with pytest.raises(UsageError, match=message):
@@ -151,3 +168,38 @@ def test_what_lm_eval_cannot_use_is_named(settings: str, message: str) -> None:
     with pytest.raises(UsageError, match=rf"^tasks=.*{task}\.yaml: .*{message}") as error:
         TaskLibrary().get(task, plan.source)
     assert "hub" not in str(error.value)
+
+
+BIRDS = (
+    "{task: birds, dataset_path: json, dataset_kwargs: {data_files: {test: birds.json}}, "
+    "test_split: test, output_type: multiple_choice, doc_to_text: q, doc_to_target: right, "
+    "doc_to_choice: [bird, plant]}"
+)
+ROWS = '[{"q": "a robin", "right": 0}]'
+
+
+def source_of(name: str) -> DataSource:
+    Path(f"{name}.yaml").write_text(BIRDS.replace("birds", name))
+    (plan,) = planned([*COMMON, f"tasks={name}.yaml", "data.root=null"])[1]
+    return plan.source
+
+
+def test_documents_that_change_after_they_were_hashed_are_refused_and_not_kept() -> None:
+    """Their record had the digest of the documents from before."""
+    Path("robins.json").write_text(ROWS)
+    source = source_of("robins")
+    Path("robins.json").write_text(ROWS.replace("robin", "dove"))
+    with pytest.raises(UsageError, match=r"^tasks=.*robins\.yaml: its files changed while the run"):
+        TaskLibrary().get("robins", source)
+    Path("robins.json").write_text(ROWS)
+    (task,) = TaskLibrary().get("robins", source)["tasks"].values()
+    assert [row["q"] for row in task.eval_docs] == ["a robin"]
+
+
+def test_other_documents_of_the_same_time_are_read() -> None:
+    """datasets gave those from before, which it keeps by the file's name and time."""
+    for bird in ("robin", "dove"):
+        Path("finches.json").write_text(ROWS.replace("robin", bird))
+        os.utime("finches.json", (0, 0))
+        (task,) = TaskLibrary().get("finches", source_of("finches"))["tasks"].values()
+        assert [row["q"] for row in task.eval_docs] == [f"a {bird}"]
