@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from capmoe_eval.wrapper.ranks import World
 
 
+_NAMES: Final = {"fingerprint": "data.name", "documents": "name of the task in its file"}
+"""What to rename where documents are others; else the model."""
+
 POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
 
@@ -450,7 +453,9 @@ def finished_record(plan: CellPlan) -> Record | None:
     return record
 
 
-def check_inputs(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
+def check_inputs(
+    root: Path, cell: Cell, provenance: Mapping[str, Any], documents: str | None = None
+) -> None:
     """Refuse a computation whose weights, tokenizer, attention or documents are not a name's here.
 
     The model's and the task's records in a directory are compared, also the shipped ones that are
@@ -460,6 +465,7 @@ def check_inputs(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
         root: The results directory.
         cell: The cell that is to be computed; a record in its own place is not compared.
         provenance: That of its future record; ``model`` is missing before a model is loaded.
+        documents: The hash over the documents of a user's own task, if it is known.
 
     Raises:
         UsageError: The line names a record with others.
@@ -468,14 +474,18 @@ def check_inputs(root: Path, cell: Cell, provenance: Mapping[str, Any]) -> None:
     if "model" in provenance:
         places |= {*record_places(root, cell.model.name)}
     now = _inputs(cell, provenance.get("model"), provenance["data_fingerprint"])
+    of_task = f"task {cell.task.name}", "documents", cell.task, cell.data, cell.limit
+    now[of_task] = documents
     for record in read_records(sorted(places), broken=[]):
         origin = record.provenance
         before = _inputs(record.cell, origin.model, origin.data_fingerprint)
+        if documents and (record.cell.task, record.cell.data, record.cell.limit) == of_task[2:]:
+            before[of_task] = "+".join(part.documents for part in record.documents.values())
         for name, new in now.items():
             old, (title, field, *_) = before.get(name), name
             if None in (old, new) or old == new or record.path == cell.path(root):
                 continue
-            key = "data.name" if field == "fingerprint" else "model.name"
+            key = _NAMES.get(field, "model.name")
             raise UsageError(
                 f"{record.path.parents[2]}: {title} has other {field} than its results here, such "
                 f"as {record.path} ({field} {old}, now {new}); choose another results_dir or "
@@ -530,10 +540,11 @@ def task_library(plans: Sequence[CellPlan]) -> TaskLibrary:
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
     library = TaskLibrary()
-    for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
-        check_task(library, plan.cell.task, plan.source)
-        fingerprint = library.fingerprint(plan.cell.task, plan.source)
-        check_inputs(plan.root, plan.cell, {"data_fingerprint": fingerprint})
+    for plan in {(p.root, p.source, p.cell.task, p.cell.limit): p for p in plans}.values():
+        task, source, limit = plan.cell.task, plan.source, plan.cell.limit
+        check_task(library, task, source)
+        hashes = {"data_fingerprint": library.fingerprint(task, source)}
+        check_inputs(plan.root, plan.cell, hashes, library.documents(task, source, limit))
     return library
 
 

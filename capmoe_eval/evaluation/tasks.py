@@ -1,6 +1,8 @@
 """Build lm-eval's tasks and ours, with their documents from ``data.root`` or the hub."""
 
 import functools
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -112,6 +114,30 @@ class TaskLibrary:
         tasks = self.parts(task, source).values()
         commits = list(dict.fromkeys(hub_commit(part.dataset) for part in tasks))
         return None if None in commits else "+".join(str(commit) for commit in commits)
+
+    def documents(self, task: TaskId, source: DataSource, limit: int | None) -> str | None:
+        """Return the hash that a record will have of the documents of a user's own task.
+
+        None for another task, whose data have a fingerprint, and where lm-eval's prompts change the
+        documents before it hashes them.
+        """
+        if source.file is None or task.images:
+            return None
+        (part,) = self.parts(task, source).values()
+        hashes = [_hash_document(document) for _, document in part.doc_iterator(limit=limit)]
+        for _, document in part.doc_iterator(limit=1):
+            part.doc_to_text(document)
+            part.doc_to_target(document)
+            if _hash_document(document) != hashes[0]:
+                return None
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
+
+
+def _hash_document(document: Any) -> str:
+    """Return lm-eval's hash of a document, as its samples have it."""
+    plain = lm_eval.utils.handle_non_serializable
+    text = json.dumps(document, indent=2, default=plain, ensure_ascii=False)
+    return str(lm_eval.utils.hash_string(text))
 
 
 def task_manager(name: str, include_path: Path | None = None) -> TaskManager:

@@ -390,6 +390,49 @@ def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> Non
     assert run([other]).computed == 1
 
 
+def own_task(*words: str) -> CellPlan:
+    """A cell of a user's own task in this directory."""
+    rows = [{"q": f"a {bird}", "right": 0} for bird in ("robin", "dove", "tit")]
+    Path("birds.json").write_text(json.dumps(rows))
+    Path("birds.yaml").write_text(
+        "{task: birds, dataset_path: json, dataset_kwargs: {data_files: {test: birds.json}}, "
+        "test_split: test, output_type: multiple_choice, doc_to_text: q, doc_to_target: right, "
+        "doc_to_choice: [bird, plant]}"
+    )
+    more = (
+        "data.root=null",
+        "model=tiny_olmoe",
+        "batch_size=4",
+        "device=cpu",
+        "results_dir=of",
+        "limit=2",
+    )
+    (each,) = records.planned("tasks=birds.yaml", *more, *words)
+    return each
+
+
+def test_other_documents_of_a_users_own_task_are_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their scores stood beside those of another method on the documents from before."""
+    monkeypatch.chdir(tmp_path)
+    first, other = own_task("method=baseline"), own_task("method=score", "gamma=1.0")
+    (record,) = run([first]).records
+    birds = record.capmoe["documents"]["birds"]
+    assert TaskLibrary().documents(first.cell.task, first.source, 2) == birds["documents"]
+    birds["documents"] = "0" * 16
+    record.write()
+    with monkeypatch.context() as patch, pytest.raises(UsageError) as line:
+        patch.delattr(loading, "load_lm")
+        run([other])
+    assert "task birds has other documents than its results here, such as" in str(line.value)
+    assert "name of the task in its file, or delete the old results" in str(line.value)
+    assert (
+        run([dataclasses.replace(other, cell=dataclasses.replace(other.cell, limit=3))]).computed
+        == 1
+    )
+
+
 def test_the_commit_of_a_hubs_dataset_is_its_fingerprint(
     hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
