@@ -130,8 +130,9 @@ def evaluate(
             "data_fingerprint": library.fingerprint(cell.task, source),
         },
     }
-    if (code := method_source(cell.method)) is not None:
-        content["capmoe"]["provenance"]["method_source"] = code
+    files = getattr(lm, "checkpoint", None)
+    hashes = {"method_source": method_source(cell.method), "checkpoint": files}
+    content["capmoe"]["provenance"] |= {key: each for key, each in hashes.items() if each}
     if calibrated is not None:
         content["capmoe"]["calibration"] = calibrated.model_dump()
     if (composition := getattr(lm, "composition", None)) is not None:

@@ -11,17 +11,25 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from capmoe_eval import __version__
+from capmoe_eval.experiment.cell import ModelId, checkpoint
 from capmoe_eval.experiment.files import with_imported
 from capmoe_eval.lazy import torch
 from capmoe_eval.routing.method import Method
 
 _LIBRARIES = ("torch", "transformers", "lm-eval", "datasets", "hydra-core", "tokenizers")
 _SAMPLE = 1 << 16  # hashed values of a tensor
+_WHOLE = 1 << 24
+# The files that transformers reads; a directory may have others, such as those of a training.
+_OF_CHECKPOINT = re.compile(
+    r".*config\.json|.*token.*|chat_template.*|vocab.*|merges\.txt|.*\.safetensors"
+    r"|(model|pytorch_model).*\.(bin|index\.json)"
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PROCESSOR = re.compile(r"^model name\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 _COMMIT_OF_URL = re.compile(rf"hf://datasets/[^@]+@({_COMMIT.pattern})/")
@@ -103,6 +111,42 @@ def reader_hash(reader: Any) -> str:
         text = json.dumps([content, special, *images], sort_keys=True)
         reader.capmoe_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
     return str(reader.capmoe_hash)
+
+
+def checkpoint_hash(model: ModelId) -> str | None:
+    """Return a hash of the local files that a model and its tokenizer are loaded from, or None.
+
+    Unlike :func:`weights_hash` it is of the configuration and the chat template, too, and loads
+    nothing: of each tensor of a large file 4,096 bytes take part.
+    """
+    hashes = []
+    for folder in (model.pretrained, model.tokenizer):
+        path = Path(checkpoint(folder or ""))
+        names = (file.name for file in (path.iterdir() if folder and path.is_dir() else ()))
+        for file in [path / name for name in sorted(names) if _OF_CHECKPOINT.fullmatch(name)]:
+            status = file.stat()
+            hashes.append(f"{file.name} {_hash_file(file, status.st_size, status.st_mtime_ns)}\n")
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16] if hashes else None
+
+
+@functools.cache
+def _hash_file(file: Path, size: int, _: int) -> str:
+    """Return a hash of a file of at most 16 MiB, or of blocks of a larger one."""
+    with file.open("rb") as stream:
+        if size <= _WHOLE:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+        places: Iterable[int] = range(0, size, 1 << 20)
+        if file.suffix == ".safetensors":
+            end = 8 + int.from_bytes(stream.read(8), "little")
+            with suppress(ValueError):  # a damaged file, which the model's loading refuses
+                tensors = json.loads(stream.read(min(end, size) - 8))
+                offsets = (of["data_offsets"] for of in tensors.values() if "data_offsets" in of)
+                places = [0, *(end + sum(each) // 2 for each in offsets)]
+        digest = hashlib.sha256(str(size).encode())
+        for place in places:
+            stream.seek(place)
+            digest.update(stream.read(4096))
+    return digest.hexdigest()
 
 
 def method_source(method: Method) -> str | None:

@@ -33,7 +33,7 @@ from capmoe_eval.errors import (
     writing,
 )
 from capmoe_eval.evaluation.progress import Progress
-from capmoe_eval.evaluation.provenance import method_source
+from capmoe_eval.evaluation.provenance import checkpoint_hash, method_source
 from capmoe_eval.experiment.cell import (
     PROGRAMS,
     REAL,
@@ -194,6 +194,7 @@ class _Computation:
         self.world, self.progress = world, progress
         # The models and tasks whose inputs were compared with those of the directory's records.
         self.compared: set[object] = set()
+        self.overwritten = {plan.path for plan in missing if plan.overwrite}
         for root in sorted({plan.root for plan in missing}):
             check_writable("results_dir", root)
         progress.total = len(missing)
@@ -278,7 +279,14 @@ class _Computation:
         # Before the model, so that documents which cannot be read cost no time.
         self.library.fingerprint(plan.cell.task, plan.source)
         self.progress.stage(f"loading {plan.cell.model.name} …")
+        checkpoint = checkpoint_hash(plan.cell.model)
         lm = load_lm(plan)
+        if checkpoint != checkpoint_hash(plan.cell.model):
+            raise UsageError(
+                f"model.pretrained={shown(plan.cell.model.pretrained)}: its files changed while "
+                "they were loaded; run the command again"
+            )
+        lm.checkpoint = checkpoint
         self._compare(plan, lm)
         lm.on_progress = self.progress.advance
         return lm
@@ -318,8 +326,8 @@ class _Computation:
         key = plan.root, plan.source, plan.cell.task, loads(plan)
         if key not in self.compared:
             fingerprint = self.library.fingerprint(plan.cell.task, plan.source)
-            origin = {**lm.origin(), "data_fingerprint": fingerprint}
-            check_inputs(plan.root, plan.cell, origin)
+            hashes = {"data_fingerprint": fingerprint, "checkpoint": lm.checkpoint}
+            check_inputs(plan.root, plan.cell, lm.origin() | hashes, overwritten=self.overwritten)
             self.compared.add(key)
 
     def _is_ended_by(self, error: Exception, plan: CellPlan, *, loaded: bool) -> bool:
@@ -428,7 +436,8 @@ def finished_record(plan: CellPlan) -> Record | None:
     """Return a cell's record, or None if there is none.
 
     Raises:
-        UsageError: If it is not whole, of other documents, or of other code of a user's method.
+        UsageError: If it is not whole, of other documents, of other files of a local checkpoint, or
+            of other code of a user's method.
     """
     fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
     if (place := plan.stored) is None:
@@ -441,20 +450,34 @@ def finished_record(plan: CellPlan) -> Record | None:
             f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, "
             "or delete the old results"
         )
-    code, now = record.provenance.method_source, method_source(plan.cell.method)
-    if None not in (code, now) and code != now:
-        raise UsageError(
-            f"{record.path}: computed by other code of method {record.method} (source {code}, now "
-            f"{now}); compute it again with overwrite=true, choose another results_dir, or delete "
-            "the old results"
-        )
+    origin, model = record.provenance, plan.cell.model
+    sources = {
+        f"by other code of method {record.method}": (
+            origin.method_source,
+            method_source(plan.cell.method),
+        ),
+        f"from other files of model.pretrained={shown(model.pretrained)}": (
+            origin.checkpoint,
+            checkpoint_hash(model),
+        ),
+    }
+    for source, (old, now) in sources.items():
+        if None not in (old, now) and old != now:
+            raise UsageError(
+                f"{record.path}: computed {source} (hash {old}, now {now}); compute its cells "
+                "again with overwrite=true, choose another results_dir, or delete the old results"
+            )
     if (factor := plan.cell.method.written) is not None and factor.calibration is None:
         factor.check_layers(len(record.layers))
     return record
 
 
 def check_inputs(
-    root: Path, cell: Cell, provenance: Mapping[str, Any], documents: str | None = None
+    root: Path,
+    cell: Cell,
+    provenance: Mapping[str, Any],
+    documents: str | None = None,
+    overwritten: Collection[Path] = (),
 ) -> None:
     """Refuse a computation whose weights, tokenizer, attention or documents are not a name's here.
 
@@ -466,6 +489,7 @@ def check_inputs(
         cell: The cell that is to be computed; a record in its own place is not compared.
         provenance: That of its future record; ``model`` is missing before a model is loaded.
         documents: The hash over the documents of a user's own task, if it is known.
+        overwritten: Paths of records that the run computes again, which are not compared.
 
     Raises:
         UsageError: The line names a record with others.
@@ -473,42 +497,40 @@ def check_inputs(
     places = {*record_places(root, task=cell.task.name)}
     if "model" in provenance:
         places |= {*record_places(root, cell.model.name)}
-    now = _inputs(cell, provenance.get("model"), provenance["data_fingerprint"])
+    now = _inputs(cell, provenance)
     of_task = f"task {cell.task.name}", "documents", cell.task, cell.data, cell.limit
     now[of_task] = documents
     for record in read_records(sorted(places), broken=[]):
-        origin = record.provenance
-        before = _inputs(record.cell, origin.model, origin.data_fingerprint)
+        before = _inputs(record.cell, vars(record.provenance))
         if documents and (record.cell.task, record.cell.data, record.cell.limit) == of_task[2:]:
             before[of_task] = "+".join(part.documents for part in record.documents.values())
         for name, new in now.items():
             old, (title, field, *_) = before.get(name), name
-            if None in (old, new) or old == new or record.path == cell.path(root):
+            if None in (old, new) or old == new or record.path in {cell.path(root), *overwritten}:
                 continue
             key = _NAMES.get(field, "model.name")
             raise UsageError(
                 f"{record.path.parents[2]}: {title} has other {field} than its results here, such "
                 f"as {record.path} ({field} {old}, now {new}); choose another results_dir or "
-                f"{key}, or delete the old results"
+                f"{key}, compute all of them again with overwrite=true, or delete the old results"
             )
 
 
-def _inputs(
-    cell: Cell, model: Mapping[str, Any] | None, fingerprint: str | None
-) -> dict[tuple[Any, ...], Any]:
+def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> dict[tuple[Any, ...], Any]:
     """Return the hashes of a cell's inputs, each by its title, its field and all that names it.
 
-    A hash that is not known is None. ``model`` has those of a model; None before it is loaded.
+    A hash that is not known is None.
     """
     data = f"dataset {cell.task.dataset} of data {cell.data}"
-    hashes: dict[tuple[Any, ...], Any] = {(data, "fingerprint"): fingerprint}
-    if model is not None:
+    hashes: dict[tuple[Any, ...], Any] = {(data, "fingerprint"): provenance["data_fingerprint"]}
+    if (model := provenance.get("model")) is not None:
         title = f"model {cell.model.name}"
         hashes |= {
             (title, "weights", cell.model.dtype): model.get("weights"),  # wherever they lie
             (title, "tokenizer", cell.model): model.get("tokenizer"),
             # An engine has kernels of its own.
             (title, "attention", cell.model, cell.backend): model.get("attention"),
+            (title, "files", cell.model): provenance.get("checkpoint"),
         }
     return hashes
 
@@ -544,7 +566,9 @@ def task_library(plans: Sequence[CellPlan]) -> TaskLibrary:
         task, source, limit = plan.cell.task, plan.source, plan.cell.limit
         check_task(library, task, source)
         hashes = {"data_fingerprint": library.fingerprint(task, source)}
-        check_inputs(plan.root, plan.cell, hashes, library.documents(task, source, limit))
+        documents = library.documents(task, source, limit)
+        overwritten = {plan.path for plan in plans if plan.overwrite}
+        check_inputs(plan.root, plan.cell, hashes, documents, overwritten)
     return library
 
 

@@ -328,6 +328,7 @@ class Provenance(Part):
     parallel: dict[str, str | int | None] | None
     data_fingerprint: str | None
     method_source: str | None = None  # of a method that is not of this suite
+    checkpoint: str | None = None  # a hash of the files of a model that is a directory
 
 
 class EngineRun(Part):

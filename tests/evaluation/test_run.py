@@ -20,6 +20,8 @@ from typing import Any
 
 import datasets
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.evaluation import evaluate as evaluation
@@ -27,6 +29,7 @@ from capmoe_eval.evaluation import loading
 from capmoe_eval.evaluation import run as run_module
 from capmoe_eval.evaluation.forecast import forecast, recorded_seconds
 from capmoe_eval.evaluation.loading import load_lm, weightless
+from capmoe_eval.evaluation.provenance import checkpoint_hash
 from capmoe_eval.evaluation.run import check_inputs, run, take_turns, with_documents
 from capmoe_eval.evaluation.run_command import execute
 from capmoe_eval.evaluation.tasks import TaskLibrary
@@ -379,15 +382,57 @@ def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> Non
     words += ["limit=2", "batch_size=4", "device=cpu", f"results_dir={tmp_path / 'results'}"]
     (first,) = records.planned(*words, "method=baseline", "tasks=obqa")
     (other,) = records.planned(*words, "method=score", "gamma=1.0", "tasks=piqa")
-    (record,) = run([first]).records
+    run([first])
     save(1)
-    assert run([first]).computed == 0, "finished before, by the old weights"
-    for asked in ([other], [first, other], [dataclasses.replace(other, overwrite=True)]):
+    for asked in ([first], [first, other]):
+        with pytest.raises(UsageError, match=r"computed from other files of model\.pretrained="):
+            run(asked)
+    again = [dataclasses.replace(each, overwrite=True) for each in (first, other)]
+    for asked in ([other], again[1:]):
         with pytest.raises(UsageError, match="model mine has other weights than its results here"):
             run(asked)
-        assert not other.path.exists()
-    record.path.unlink()
-    assert run([other]).computed == 1
+    assert not other.path.exists()
+    assert run(again).computed == 2
+    assert run([first, other]).computed == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "chat_template.jinja", "tokenizer.json"]
+)
+def test_changed_files_of_a_checkpoint_are_refused(name: str, tmp_path: Path) -> None:
+    """Cells of fewer experts a token stood beside those of the configuration from before."""
+    model = tmp_path / "model"
+    tiny_tokenizer().save_pretrained(model)
+    tiny_model("mixtral", vocab_size=len(tiny_tokenizer())).save_pretrained(model)
+    words = ["model=custom", "model.name=mine", f"model.pretrained={model}", "data.root=miniworld"]
+    words += ["limit=2", "batch_size=4", "device=cpu", f"results_dir={tmp_path / 'results'}"]
+    (first,) = records.planned(*words, "method=baseline", "tasks=obqa")
+    (other,) = records.planned(*words, "method=score", "gamma=1.0", "tasks=obqa")
+    (record,) = run([first]).records
+    text = (model / name).read_text() if (model / name).exists() else "{{ messages }}"
+    (model / name).write_text(f"{text}\n")
+    for asked, line in ((first, "computed from other files of"), (other, "mine has other files")):
+        with pytest.raises(UsageError, match=line):
+            run([asked])
+    record.content["capmoe"]["provenance"].pop("checkpoint")
+    record.write()
+    assert run([first, other]).computed == 1, "of a record from before this hash nothing is known"
+
+
+@pytest.mark.parametrize("tensor", ["router", "embedding"])
+def test_each_tensor_of_a_large_checkpoint_takes_part(tensor: str, tmp_path: Path) -> None:
+    model = ModelId("mine", str(tmp_path))
+    tensors = {"embedding": torch.zeros(5_000_000), "router": torch.zeros(3000)}
+    hashes = set()
+    for value in (0, 1):
+        tensors[tensor].fill_(value)
+        save_file(tensors, tmp_path / "model.safetensors")
+        hashes.add(checkpoint_hash(model))
+        (tmp_path / "training_args.bin").write_bytes(b"another run")
+        hashes.add(checkpoint_hash(model))
+    assert len(hashes) == 2
+    (tmp_path / "model.safetensors").write_bytes(b"damaged" * 5_000_000)
+    assert checkpoint_hash(model) not in hashes
 
 
 def own_task(*words: str) -> CellPlan:
@@ -426,7 +471,7 @@ def test_other_documents_of_a_users_own_task_are_refused_before_the_model_is_loa
         patch.delattr(loading, "load_lm")
         run([other])
     assert "task birds has other documents than its results here, such as" in str(line.value)
-    assert "name of the task in its file, or delete the old results" in str(line.value)
+    assert "choose another results_dir or name of the task in its file" in str(line.value)
     assert (
         run([dataclasses.replace(other, cell=dataclasses.replace(other.cell, limit=3))]).computed
         == 1
