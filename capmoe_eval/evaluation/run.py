@@ -593,6 +593,7 @@ def check_task(library: TaskLibrary, task: TaskId, source: DataSource) -> None:
         UsageError: Naming the metrics that there are, or what is needed.
     """
     from capmoe_eval.evaluation.generation.mts_dialog import check_bertscore
+    from capmoe_eval.evaluation.tasks import check_metric
 
     parts = library.parts(task, source).values()
     pairs = [
@@ -604,6 +605,8 @@ def check_task(library: TaskLibrary, task: TaskId, source: DataSource) -> None:
     key = f"{task.metric},{task.filter}"
     if key not in pairs:
         raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))
+    for part in parts:
+        check_metric(task, part)
     check_bertscore(task, list(parts))
     if task.lm_eval not in PROGRAMS and any(getattr(p, "UNSAFE_CODE", False) for p in parts):
         raise UsageError(

@@ -8,11 +8,15 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import lm_eval.tasks
 import lm_eval.utils
-from lm_eval.api.registry import AGGREGATION_REGISTRY, METRIC_REGISTRY
+from lm_eval.api.registry import (
+    AGGREGATION_REGISTRY,
+    METRIC_AGGREGATION_REGISTRY,
+    METRIC_REGISTRY,
+)
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
@@ -22,12 +26,21 @@ from capmoe_eval.evaluation.provenance import hub_commit
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.composition import data_files, hash_task
 from capmoe_eval.experiment.datasource import DataSource, cache_directory
+from capmoe_eval.experiment.names import BITS_PER_BYTE
 
 #: The folders of the suite's own tasks: their YAML files, and what those need.
 OURS = tuple(
     Path(__file__).with_name(name)
     for name in ("banking77", "generation", "longicl", "mixtures", "multimodal", "passages")
 )
+
+
+# The metrics of which lm-eval has a number of each document, by the kind of the answers.
+_NUMBERS: Final = {
+    "loglikelihood": ["acc", "perplexity"],
+    "loglikelihood_rolling": [BITS_PER_BYTE],
+    "multiple_choice": ["acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"],
+}
 
 
 class YamlTask(ConfigurableTask):
@@ -138,6 +151,32 @@ def _hash_document(document: Any) -> str:
     plain = lm_eval.utils.handle_non_serializable
     text = json.dumps(document, indent=2, default=plain, ensure_ascii=False)
     return str(lm_eval.utils.hash_string(text))
+
+
+def check_metric(task: TaskId, part: ConfigurableTask) -> None:
+    """Refuse a metric of which lm-eval has no number of each document (UsageError).
+
+    A function in Python, of a file or of ours, may compute one for it.
+    """
+    is_lm_evals = getattr(type(part), "process_results", None) is ConfigurableTask.process_results
+    if not is_lm_evals or part.get_config("process_results") is not None:
+        return
+    entries = part.get_config("metric_list") or ()
+    of_evaluate = [entry["metric"] for entry in entries if entry.get("hf_evaluate")]
+
+    def has_numbers(metric: str) -> bool:
+        if part.OUTPUT_TYPE == "generate_until":
+            of_texts = metric in METRIC_AGGREGATION_REGISTRY and metric != "exact_match"
+            return metric in of_evaluate or not of_texts
+        return metric in _NUMBERS[part.OUTPUT_TYPE]
+
+    if not has_numbers(task.metric):
+        others = [name for name in part.aggregation() if has_numbers(name)]
+        choices = others or _NUMBERS.get(part.OUTPUT_TYPE, ["exact_match"])
+        raise UsageError(
+            f"tasks.{task.name}.metric={task.metric}: is of all documents together, and records "
+            f"have a number of each; choose {' or '.join(choices)} in the metric_list of its file"
+        )
 
 
 def task_manager(name: str, include_path: Path | None = None) -> TaskManager:

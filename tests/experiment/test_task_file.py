@@ -3,11 +3,13 @@
 import os
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.run import check_task
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.composition import for_hydra
@@ -168,6 +170,42 @@ def test_what_lm_eval_cannot_use_is_named(settings: str, message: str) -> None:
     with pytest.raises(UsageError, match=rf"^tasks=.*{task}\.yaml: .*{message}") as error:
         TaskLibrary().get(task, plan.source)
     assert "hub" not in str(error.value)
+
+
+GENERATED = "generate_until, generation_kwargs: {until: ['.']}"
+RANKED = "multiple_choice, doc_to_choice: [bird, plant]"
+
+
+@pytest.mark.parametrize(
+    ("output", "metric", "choices"),
+    [
+        *((GENERATED, metric, "exact_match") for metric in ("bleu", "chrf", "ter", "f1", "acc")),
+        *((RANKED, metric, "acc_norm") for metric in ("mcc", "f1", "likelihood", "perplexity")),
+        ("loglikelihood_rolling", "word_perplexity", "bits_per_byte"),
+        ("loglikelihood_rolling", "byte_perplexity", "bits_per_byte"),
+        (GENERATED, "exact_match", ""),
+        (RANKED, "exact_match", ""),
+        ("loglikelihood_rolling", "bits_per_byte", ""),
+        ("loglikelihood", "perplexity", ""),
+    ],
+)
+def test_a_metric_without_a_number_of_each_document_is_refused(
+    output: str, metric: str, choices: str
+) -> None:
+    """It failed after all requests were computed, as a TypeError of float()."""
+    Path("one.json").write_text('[{"q": "a robin", "right": "bird"}]')
+    name = f"my_{output[:14].partition(',')[0]}_{metric}"
+    Path(f"{name}.yaml").write_text(
+        f"{{task: {name}, dataset_path: json, dataset_kwargs: {{data_files: {{test: one.json}}}}"
+        f", test_split: test, doc_to_text: q, doc_to_target: right, output_type: {output}, "
+        f"metric_list: [{{metric: {metric}}}]}}"
+    )
+    (plan,) = planned([*COMMON, f"tasks={name}.yaml", "data.root=null"])[1]
+    with nullcontext() if not choices else pytest.raises(UsageError) as error:
+        check_task(TaskLibrary(), plan.cell.task, plan.source)
+    if choices:
+        assert f"tasks.{name}.metric={metric}: is of all documents" in str(error.value)
+        assert choices in str(error.value).partition("choose")[2]
 
 
 BIRDS = (
