@@ -1,8 +1,9 @@
 """The one rule by which the documents of two evaluations are paired.
 
 Two sides, each of one evaluation or of several seeds, pair if all of them answered the same
-documents of the same subtasks, every one with a number. Otherwise there is a reason why not, and
-nothing of them is compared.
+documents of the same subtasks, every one with a number of the same metric. The evaluations of a
+side differ in seed or shuffle alone. Otherwise there is a reason why not, and nothing of them is
+compared.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
 
 from capmoe_eval.experiment.names import family
 from capmoe_eval.lazy import np, pd
-from capmoe_eval.results.frames import Results
+from capmoe_eval.results.frames import IDENTITY, Results
 
 Floats: TypeAlias = "np.typing.NDArray[np.float64]"
 Integers: TypeAlias = "np.typing.NDArray[np.int64]"
 TaskDocuments: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 """A task, its subtasks and the hashes over their documents."""
+_SETTING: Final = [name for name in IDENTITY if name not in ("seed", "shuffle")]
+_SCORING: Final = ("task.metric", "task.filter", "task.encoder", "task.layer", "task.rescale")
 
 
 class RunScores(NamedTuple):
@@ -29,6 +33,8 @@ class RunScores(NamedTuple):
     asked: Mapping[str, tuple[str, int]]
     scores: Floats  # [documents], by subtask
     images: Integers | None = None  # [documents], numbered from 0; None if not of images
+    # What identifies its cell, but for seed and shuffle, by column.
+    setting: Mapping[str, str] = MappingProxyType({})
 
 
 def answered_by_cells(
@@ -46,7 +52,12 @@ def answered_by_cells(
     texts = [(column.categories.tolist(), column.codes.to_numpy()) for column in columns]
     subtasks = texts[1][1].astype(np.int64)
     answers: dict[tuple[str, str], list[RunScores]] = {}
-    for model, count, end in zip(cells["model"], cells["n"], ends[cells.index], strict=True):
+    settings = cells[_SETTING].astype(str)
+    # A metric that was asked for stands in the place of the task's own.
+    settings["task.metric"] = cells["metric"].where(cells["metric"] != "", cells["task.metric"])
+    of_cells = cells["model"], cells["n"], ends[cells.index], settings.to_numpy().tolist()
+    for model, count, end, values in zip(*of_cells, strict=True):
+        setting = dict(zip(_SETTING, values, strict=True))
         breaks = np.flatnonzero(np.diff(subtasks[end - count : end])) + 1 + end - count
         starts = [end - count, *breaks.tolist()]
         parts: dict[str, list[tuple[str, str, int, int]]] = {}
@@ -61,7 +72,7 @@ def answered_by_cells(
             of_rows, bytes_of = scores[rows], sizes[rows]
             if not np.isnan(bytes_of).any():  # of texts the mean is that of all bytes together
                 of_rows = of_rows * (bytes_of / bytes_of.mean())
-            run = RunScores(sets, of_rows, images)
+            run = RunScores(sets, of_rows, images, setting)
             answers.setdefault((model, task), []).append(run)
     return answers
 
@@ -111,6 +122,11 @@ def pair(first: Sequence[RunScores], second: Sequence[RunScores]) -> Paired | st
         reason = _other(run.asked, everyone[0].asked)
         if reason:
             return reason
+    for side in (first, second):
+        if several := _several(side, _SETTING):
+            return f"evaluations of one side differ in {several}"
+    if several := _several(everyone, _SCORING):
+        return f"the sides differ in {several}"
     documents = tuple((name, documents) for name, (documents, _) in everyone[0].asked.items())
     means = [np.mean([run.scores for run in side], axis=0) for side in (first, second)]
     return Paired(documents, means[0], means[1], everyone[0].images)
@@ -152,6 +168,15 @@ def by_document(tasks: Sequence[Floats]) -> Sequence[Floats]:
         return tasks
     mean: Floats = np.mean(tasks, axis=0)
     return [mean]
+
+
+def _several(runs: Sequence[RunScores], names: Sequence[str]) -> str | None:
+    """Return the first of some columns in which evaluations differ, with its values, or None."""
+    for name in names:
+        values = dict.fromkeys(run.setting.get(name, "") for run in runs)
+        if len(values) > 1:
+            return f"{name}: {' and '.join(values)}"
+    return None
 
 
 def _other(run: Mapping[str, tuple[str, int]], than: Mapping[str, tuple[str, int]]) -> str | None:

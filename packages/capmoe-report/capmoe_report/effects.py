@@ -103,7 +103,8 @@ def pair_cells(
 
     Args:
         results: What both sides are of.
-        first: Rows of ``results.cells``; several of a model and task differ in seed or shuffle.
+        first: Rows of ``results.cells``; several of a model and task may differ in seed or
+            shuffle, and do not pair if they differ in anything else.
         second: Those that are subtracted.
         without: Tasks to leave out, by model, as lm-eval names them.
     """
@@ -123,7 +124,6 @@ def _without(
     results: Results, cells: pd.DataFrame, tasks: Mapping[str, Collection[str]]
 ) -> dict[tuple[str, str], list[RunScores]]:
     """Return the scores of some cells, by model and task, without some tasks of each model."""
-    cells = cells[["model", "task.lm_eval", "n"]]
     names = zip(cells["model"], cells["task.lm_eval"], strict=True)
     is_compared = [name not in tasks.get(model, ()) for model, name in names]
     answers = answered_by_cells(results, cells.loc[is_compared])

@@ -10,13 +10,16 @@ import pytest
 from capmoe_eval.experiment.names import family
 from capmoe_eval.paper.pairing import Paired, shares
 from capmoe_eval.paper.statistics import mcnemar
+from capmoe_eval.results.frames import results_of
+from capmoe_eval.routing.registry import create_method
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.nightly import nightly_but
 from tests.paper.test_statistics import SCORES, paired
 
 from capmoe_report.contrasts import judge_contrasts, read_contrasts
-from capmoe_report.effects import by_family, pooled
+from capmoe_report.effects import by_family, contrast, pooled
+from tests import records
 
 Models = dict[str, dict[str, Paired]]
 
@@ -156,3 +159,30 @@ def test_the_wide_interval_covers(seeds: Sequence[int], family_sd: float, shared
     effects = map(pooled, replications(seeds, family_sd, shared_sd))
     intervals = [effect.interval(wide=True) for effect in effects]
     assert sum(low <= 0 <= high for low, high in intervals) >= 930
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        ([(1.0, "acc_norm", {})], "acc", "the sides differ in task.metric: acc_norm and acc"),
+        ([(0.5, "acc", {}), (1.0, "acc", {})], "acc", "one side differ in gamma: 0.5 and 1.0"),
+        ([(1.0, "acc", {"batch_size": n}) for n in (4, 8)], "acc", "differ in batch_size: 4 and 8"),
+        ([(1.0, "acc", {"shuffle": n}) for n in (0, 1)], "acc", ""),
+    ],
+)
+def test_sides_that_do_not_compare_are_named(
+    first: Sequence[tuple[float, str, dict[str, int]]], second: str, reason: str
+) -> None:
+    """Another metric, and γ as if these were seeds, entered the number without a word."""
+    cells = [(create_method("score", gamma), metric, more) for gamma, metric, more in first]
+    made = []
+    for method, metric, more in (*cells, (create_method("baseline"), second, {})):
+        of = records.cell(method, **more)
+        of = dataclasses.replace(of, task=dataclasses.replace(of.task, metric=metric))
+        made.append(records.record(of))
+    results = results_of(made)
+    is_stock = results.cells["method"] == "baseline"
+    effect = contrast(results, results.cells[~is_stock], results.cells[is_stock])
+    assert (effect.points is None) == bool(reason)
+    assert [*effect.unpaired] == [("m", "obqa")] * bool(reason)
+    assert reason in "".join(effect.unpaired.values())
