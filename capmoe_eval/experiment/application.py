@@ -38,7 +38,9 @@ from capmoe_eval.experiment.processes import of_submitit, process_rank
 
 DEBUG = "CAPMOE_DEBUG"
 """The environment variable with which every error is printed with its traceback."""
-INTERRUPTED: Final = "interrupted: finished cells are kept; run the same command again"
+INTERRUPTED: Final = (
+    "interrupted: finished cells are kept; the same command goes on (overwrite=true: begins anew)"
+)
 """The line that a command ends with after Ctrl-C, SIGTERM or SIGHUP."""
 GRACE: Final = 3.0
 """Seconds after the first signal in which further signals are ignored."""
