@@ -2,12 +2,10 @@
 
 import errno
 import glob
-import io
 import os
 import re
 import secrets
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,8 +21,6 @@ _TEMPORARY = re.compile(r"\..+?(\.[0-9]{1,9})?\.[a-z0-9_]{8}\.tmp")
 """The name of a temporary file: the file's own, the process (not in old ones), eight characters."""
 _LONGEST_PART: Final = 200
 """Bytes of a file's name that its temporary file's has; a file system takes 255 for all of it."""
-_OUTPUTS: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
-"""Paths of this process's outputs, with their descriptors."""
 
 
 @contextmanager
@@ -35,18 +31,11 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     directories are created, and removed again if the block raises. Without ``durable`` nothing
     waits for the disk, and a power failure may leave an empty file.
 
-    A link stays: the file that it names is replaced. What goes to a character device, or to
-    ``/dev/stdout``, is written at the end of the block.
+    A link stays: the file that it names is replaced.
 
     Raises:
-        OSError: Also if ``path`` is there and neither a file nor such a device.
+        OSError: Also if ``path`` is there and no regular file.
     """
-    if _is_stream(path):
-        content = io.BytesIO()
-        yield content
-        with _stream(path) as stream:
-            stream.write(content.getvalue())
-        return
     place = _place(path)
     name = os.fsencode(place.name)[:_LONGEST_PART].decode(errors="ignore")
     temporary = place.with_name(f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
@@ -90,24 +79,8 @@ def _place(path: Path) -> Path:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "neither a file nor a character device", str(path))
+        raise OSError(errno.EINVAL, "no regular file", str(path))
     return place
-
-
-def _is_stream(path: Path) -> bool:
-    """Return whether a path names a standard output of this process, or a character device."""
-    return str(path) in _OUTPUTS or path.is_char_device()
-
-
-def _stream(path: Path) -> BinaryIO:
-    """Open what :func:`_is_stream`; what was printed before comes before what is written."""
-    for output in (sys.stdout, sys.stderr):
-        if output is not None:
-            output.flush()
-    # A copy of the descriptor: opened anew by its name, a file would be written from its start.
-    number = _OUTPUTS.get(str(path))
-    number = os.open(path, os.O_WRONLY | os.O_NOCTTY) if number is None else os.dup(number)
-    return os.fdopen(number, "wb")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -173,8 +146,6 @@ def check_file(field: str, path: Path) -> None:
     The UsageError names ``field``, the setting.
     """
     with writing(field, path):
-        if _is_stream(path):
-            return
         place = _place(path)
     check_writable(field, path, place.parent)
 
