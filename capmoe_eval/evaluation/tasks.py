@@ -24,7 +24,7 @@ from lm_eval.tasks._factory import TaskFactory
 from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.provenance import hub_commit
 from capmoe_eval.experiment.cell import TaskId
-from capmoe_eval.experiment.composition import data_files, hash_task
+from capmoe_eval.experiment.composition import data_files, hashed_config
 from capmoe_eval.experiment.datasource import DataSource, cache_directory
 from capmoe_eval.experiment.names import BITS_PER_BYTE
 
@@ -40,6 +40,7 @@ _NUMBERS: Final = {
     "loglikelihood": ["acc", "perplexity"],
     "loglikelihood_rolling": [BITS_PER_BYTE],
     "multiple_choice": ["acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"],
+    "generate_until": ["exact_match"],
 }
 
 
@@ -131,26 +132,18 @@ class TaskLibrary:
     def documents(self, task: TaskId, source: DataSource, limit: int | None) -> str | None:
         """Return the hash that a record will have of the documents of a user's own task.
 
-        None for another task, whose data have a fingerprint, and where lm-eval's prompts change the
-        documents before it hashes them.
+        None for another task, whose data have a fingerprint.
         """
         if source.file is None or task.images:
             return None
         (part,) = self.parts(task, source).values()
-        hashes = [_hash_document(document) for _, document in part.doc_iterator(limit=limit)]
-        for _, document in part.doc_iterator(limit=1):
-            part.doc_to_text(document)
+        hashes, plain = "", lm_eval.utils.handle_non_serializable
+        for _, document in part.doc_iterator(limit=limit):
+            part.doc_to_text(document)  # may change it before lm-eval hashes it
             part.doc_to_target(document)
-            if _hash_document(document) != hashes[0]:
-                return None
-        return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
-
-
-def _hash_document(document: Any) -> str:
-    """Return lm-eval's hash of a document, as its samples have it."""
-    plain = lm_eval.utils.handle_non_serializable
-    text = json.dumps(document, indent=2, default=plain, ensure_ascii=False)
-    return str(lm_eval.utils.hash_string(text))
+            text = json.dumps(document, indent=2, default=plain, ensure_ascii=False)
+            hashes += lm_eval.utils.hash_string(text)
+        return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
 
 def check_metric(task: TaskId, part: ConfigurableTask) -> None:
@@ -161,21 +154,12 @@ def check_metric(task: TaskId, part: ConfigurableTask) -> None:
     is_lm_evals = getattr(type(part), "process_results", None) is ConfigurableTask.process_results
     if not is_lm_evals or part.get_config("process_results") is not None:
         return
-    entries = part.get_config("metric_list") or ()
+    entries, numbers = part.get_config("metric_list") or (), _NUMBERS[part.OUTPUT_TYPE]
     of_evaluate = [entry["metric"] for entry in entries if entry.get("hf_evaluate")]
-
-    def has_numbers(metric: str) -> bool:
-        if part.OUTPUT_TYPE == "generate_until":
-            of_texts = metric in METRIC_AGGREGATION_REGISTRY and metric != "exact_match"
-            return metric in of_evaluate or not of_texts
-        return metric in _NUMBERS[part.OUTPUT_TYPE]
-
-    if not has_numbers(task.metric):
-        others = [name for name in part.aggregation() if has_numbers(name)]
-        choices = others or _NUMBERS.get(part.OUTPUT_TYPE, ["exact_match"])
+    if task.metric in METRIC_AGGREGATION_REGISTRY and task.metric not in [*numbers, *of_evaluate]:
         raise UsageError(
             f"tasks.{task.name}.metric={task.metric}: is of all documents together, and records "
-            f"have a number of each; choose {' or '.join(choices)} in the metric_list of its file"
+            f"have a number of each; choose {' or '.join(numbers)} in the metric_list of its file"
         )
 
 
@@ -290,7 +274,8 @@ class _RootedFactory(TaskFactory):
     def check_unchanged(self, setting: str) -> None:
         """Refuse files that changed since they were hashed: their hash names other documents."""
         source = self._source
-        changed = source.file and source.file_hash not in (None, hash_task(source.file))
+        file, old = source.file, source.file_hash
+        changed = file is not None and old not in (None, hashed_config(file, str(file))[1])
         if changed or any(map(source.is_changed, self._read)):
             for cache in self._caches:  # it may have the documents of another hash
                 shutil.rmtree(cache, ignore_errors=True)

@@ -275,7 +275,7 @@ def store_task_files(word: str) -> str:
 def _task_option(text: str) -> str:
     """Store the option that a file becomes, and return its name."""
     file = Path(text).expanduser().absolute()
-    config, file_hash = _hashed_config(file, text)
+    config, file_hash = hashed_config(file, text)
     name = config.get("task")
     if not isinstance(name, str):
         raise UsageError(
@@ -310,17 +310,11 @@ def task_word(name: str) -> str:
     return _stored[name][1] if name in _stored else name
 
 
-def hash_task(file: Path) -> str:
-    """Return the hash of a task file and of all files that it needs, as they are now.
+def hashed_config(file: Path, text: str) -> tuple[dict[str, Any], str]:
+    """Return the settings of a task file, and the hash of it and of all files that it needs.
 
-    Raises:
-        UsageError: If one cannot be read.
+    ``text`` names it in messages, which are UsageErrors.
     """
-    return _hashed_config(file, str(file))[1]
-
-
-def _hashed_config(file: Path, text: str) -> tuple[dict[str, Any], str]:
-    """Return the settings of a task file, and the hash of it and of all files that it needs."""
     read: dict[Path, bytes] = {}
     config = _task_config(file, text, read)
     for path in data_files(config):
@@ -345,21 +339,18 @@ def data_files(config: Mapping[str, Any]) -> list[Path]:
 
 def _local_files(data: Any) -> Iterator[Path]:
     """Yield the files on this disk that a dataset's path, ``data_dir`` or ``data_files`` names."""
-    if isinstance(data, str):
-        for path in map(Path, glob.glob(data, recursive=True)):  # noqa: PTH207 - may be absolute
+    for text in (leaf for leaf in _leaves(data) if isinstance(leaf, str)):
+        for path in map(Path, glob.glob(text, recursive=True)):  # noqa: PTH207 - may be absolute
             yield from (file for file in [path, *path.rglob("*")] if file.is_file())
-    elif isinstance(data, (list, dict)):
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    """Yield what lists and mappings hold, at any depth."""
+    if isinstance(data, (list, dict)):
         parts = data.values() if isinstance(data, dict) else data
-        yield from itertools.chain.from_iterable(map(_local_files, parts))
-
-
-def _modules(config: Any) -> Iterator[Path]:
-    """Yield the modules of the functions that settings name, also of a metric or a filter."""
-    if isinstance(config, Path):
-        yield config
-    elif isinstance(config, (list, dict)):
-        parts = config.values() if isinstance(config, dict) else config
-        yield from itertools.chain.from_iterable(map(_modules, parts))
+        yield from itertools.chain.from_iterable(map(_leaves, parts))
+    else:
+        yield data
 
 
 def _task_config(file: Path, text: str, read: dict[Path, bytes]) -> dict[str, Any]:
@@ -369,7 +360,7 @@ def _task_config(file: Path, text: str, read: dict[Path, bytes]) -> dict[str, An
         config: dict[str, Any] = yaml.load(read[file], Loader=_Loader)
         if not isinstance(config, dict):
             raise TypeError("it is no mapping of settings")
-        for module in _modules(config):
+        for module in (leaf for leaf in _leaves(config) if isinstance(leaf, Path)):
             read |= {path: path.read_bytes() for path in with_imported(file.parent / module)}
     except FileNotFoundError as error:
         raise UsageError(f"tasks={text}: no such file: {error.filename}") from error

@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -335,7 +335,9 @@ def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
     model, task = config["model"], TASK_DEFAULTS | config["tasks"][task_name]
     root = task["data_root"] or config["data"]["root"]
     name = None if task["data_root"] else config["data"]["name"]
-    source = data_source(root, name, task["file"], task["file_hash"])
+    source = data_source(root, name)
+    if task["file"]:
+        source = replace(source, file=Path(task["file"]), file_hash=task["file_hash"])
     cell = Cell(
         model=ModelId(
             **{field: model[field] for field in MODEL_FIELDS},

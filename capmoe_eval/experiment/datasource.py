@@ -64,9 +64,8 @@ class DataSource:
 
     def is_changed(self, dataset: str) -> bool:
         """Return whether a dataset's files are other than when :meth:`fingerprint` read them."""
-        directory = self.directory(dataset)
-        hash_again = _hash_files.__wrapped__
-        return directory is not None and hash_again(directory) != _hash_files(directory)
+        again = _hash_files.__wrapped__
+        return (of := self.directory(dataset)) is not None and again(of) != _hash_files(of)
 
 
 @functools.cache  # so a process does not notice files that change while it runs
@@ -103,12 +102,7 @@ def _writable_or_temporary(directory: Path) -> Path:
     return directory
 
 
-def data_source(
-    root: str | None,
-    name: str | None = None,
-    file: str | None = None,
-    file_hash: str | None = None,
-) -> DataSource:
+def data_source(root: str | None, name: str | None = None) -> DataSource:
     """Return the source for ``data.root`` and ``data.name``; a name alone can be read of records.
 
     Args:
@@ -116,16 +110,13 @@ def data_source(
             With a name it may also be :data:`DIRECTORY`.
         name: Name of a local root in results. By default it is the directory's name, with
             ``local-`` before it if it is ``hub`` or the name of an embedded source.
-        file: That of a user's own task.
-        file_hash: A hash of that file, and of those that it needs.
     """
-    own_task = Path(file) if file else None, file_hash
     if root is None or (name and root == DIRECTORY):
-        return DataSource(name or HUB, None, *own_task)
+        return DataSource(name or HUB)
     if is_embedded(root):
         if name not in (None, root):
             raise UsageError(f"data.name={name}: data.root={root} has its own name; leave it out")
-        return DataSource(root, Path(root), *own_task)
+        return DataSource(root, Path(root))
     path = Path(root).expanduser().resolve()
     if not path.is_dir():
         raise UsageError(
@@ -133,4 +124,4 @@ def data_source(
             f"{', '.join(EMBEDDED)}, or null for the hub"
         )
     default_name = f"local-{path.name}" if path.name == HUB or is_embedded(path.name) else path.name
-    return DataSource(name or default_name, path, *own_task)
+    return DataSource(name or default_name, path)
