@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         default=Path("advice"),
         help="directory of what is written (default: advice)",
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     sys.exit(run_command(lambda: _command(options)))
 
 

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--json", type=PATH, help="also write the summary of every layer to a file")
     add_trace_options(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     sys.exit(run_command(lambda: _command(options)))
 
 

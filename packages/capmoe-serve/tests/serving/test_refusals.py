@@ -56,6 +56,7 @@ REFUSED = {
         "": "required",
         "file": "not the name of a trace",
         "traces/0.pt traces/flat.pt": "source=traces/flat.pt: one trace is taken; give its file",
+        "traces/0.pt --ranks 8 traces/flat.pt": "source=traces/flat.pt: one trace is taken",
         "record.json": "not the name of a trace",
         "vllm.csv": "no such file",
         "records": "recordings of SGLang (.pt, .csv); give the file of a trace",
