@@ -5,6 +5,7 @@ ignores, is read together with ``results/zoo``, and it alone is written.
 """
 
 import gc
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -63,6 +64,21 @@ def named_directory(word: str) -> Path | None:
     if "/" in word:
         raise UsageError(f"{word}: no such directory; name one that has records")
     return None
+
+
+def report_folder(root: Path) -> str:
+    """Return the name under which all results of a directory are reported, which no other has.
+
+    It is the path from the working directory, without ``results/``. Another place, or one whose
+    name is also that of a directory in ``results/``, has a hash of its path behind its last part.
+    """
+    path, here = root.resolve(), Path.cwd().resolve()
+    below = path.relative_to(here).as_posix() if path.is_relative_to(here) else "."
+    if below.startswith("results/"):
+        return below.removeprefix("results/")
+    if below != "." and not (here / "results" / below).is_dir():
+        return below
+    return f"{path.name}-{hashlib.sha256(bytes(path)).hexdigest()[:6]}"
 
 
 def directories(root: Path) -> tuple[Path, ...]:

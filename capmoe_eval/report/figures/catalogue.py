@@ -44,6 +44,7 @@ class Spec:
     # Of anything else: returns its sources, from the plans of the command line and the directory
     # of the benchmarks.
     gather: Callable[[Spec, FigurePlans, Path], Sources] | None = None
+    folder: str = ""  # in that of all reports; empty for that of the plans
 
     @property
     def package(self) -> str:

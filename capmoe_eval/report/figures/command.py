@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         def draw(spec: Spec) -> None:
             material = sources(spec)
-            folder = options.out / material.profile / "figures"
+            folder = options.out / (spec.folder or experiment.folder) / "figures"
             paths = write_figure(spec, material, folder, formats)
             print("written: " + ", ".join(str(path) for path in paths))
             lines = [note for note in material.notes if note.startswith(("Left out", "No mean"))]

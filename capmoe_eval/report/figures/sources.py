@@ -40,7 +40,7 @@ _OF_LAYER: Final = (
 class Sources:
     """The material of a figure, and what of it is missing; everything in the order of the plan."""
 
-    profile: str  # under which the figure is written
+    profile: str
     planned: int  # records, or models with a run, that there should be
     digests: Sequence[str] = ()  # of what is there; empty where there is nothing to draw from
     nothing: str = ""  # the error in that case; the command that helps, if any, follows it
@@ -95,11 +95,12 @@ class FigurePlans:
     def __init__(self, overrides: Sequence[str] = (), experiment: str = "figures") -> None:
         self.overrides = as_evaluated(overrides)
         self.config = composed([f"experiment={experiment}", *self.overrides])
-        self.profile = profile_name(self.config)
+        self.folder = self.profile = profile_name(self.config)
         # A model of the command line takes the place of those of the parts.
         self.own: str | None = None
         if any(word.partition("=")[0] in ("model", "model.name") for word in overrides):
             self.own, self.profile = str(self.config.model.name), str(self.config.model.profile)
+            self.folder = f"{self.profile}/{self.own}"
             with open_dict(self.config):
                 for part in self.config.parts.values():
                     part.pop("model", None)

@@ -10,6 +10,7 @@ import numpy as np
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, is_stock, method_title
+from capmoe_eval.experiment.results import report_folder
 from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import Spec
@@ -34,6 +35,7 @@ def sweep_figure(directory: Path) -> Spec:
         data=by_gamma,
         draw=draw,
         gather=lambda *_: _gather(directory),
+        folder=report_folder(directory),
     )
 
 

@@ -71,9 +71,9 @@ def measured_table(
 ) -> pd.DataFrame:
     """Return a table filled with this suite's own results.
 
-    Its ``attrs`` also have ``folder``, the name of its profile. A table that does not exist is a
-    UsageError, also one that another package fills, which is not installed; errors of overrides as
-    :func:`cell_config`.
+    Its ``attrs`` also have ``folder``, the name of its profile, and of a model of the command line.
+    A table that does not exist is a UsageError, also one that another package fills, which is not
+    installed; errors of overrides as :func:`cell_config`.
     """
     filled: pd.DataFrame
     overrides = as_evaluated(overrides)
@@ -93,8 +93,8 @@ def measured_table(
         case Layout():
             config, plans = planned([f"experiment={key}", *overrides])
             filled = _results_table(layout, config, plans, overrides)
-            if config.grid.model is None:  # a model of the command line has its own profile
-                filled.attrs["folder"] = str(config.model.profile)
+    if config.get("grid", {}).get("model", ...) is None:  # a model of the command line
+        filled.attrs["folder"] = f"{config.model.profile}/{config.model.name}"
     filled.attrs.setdefault("folder", profile_name(config))
     return filled
 

@@ -16,6 +16,7 @@ from capmoe_eval.experiment.names import (
     is_stock,
     method_title,
 )
+from capmoe_eval.experiment.results import report_folder
 from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import PaperTable
 from capmoe_eval.report.tables.fill import cell_notes, error_over_seeds
@@ -75,7 +76,7 @@ def sweep_table(root: Path) -> pd.DataFrame:
         rows += [row | {"column": column} | cell for column, cell in of_tasks.items()]
     layout = PaperTable("sweep", "ours", 0, "Results in {root}", _CAPTION)
     table = as_table(layout, ["Model", "Method", "γ", "Settings"], rows, root=root.name)
-    table.attrs |= {"folder": root.resolve().name, "notes": [*cell_notes(table), *notes]}
+    table.attrs |= {"folder": report_folder(root), "notes": [*cell_notes(table), *notes]}
     # Methods differ in thousandths of a bit.
     table.attrs["fine"] = dict.fromkeys(cells["task"][~cells["task.metric"].map(is_share)], 4)
     # Nothing planned these cells: none is missing.

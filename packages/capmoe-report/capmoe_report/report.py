@@ -127,7 +127,7 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
     filled = {layout.key: _attempt(partial(fill, layout.key)) for layout in TABLES}
     if subject.own:  # whose sweep need be none of the paper's
         filled = {"sweep": _attempt(partial(sweep_table, roots[0])), **filled}
-    folder = out / subject.profile
+    folder = out / subject.folder
     read_from = [place for root in roots for place in directories(root)]
     verdicts, judged = _read_verdicts([place / VERDICTS for place in read_from], subject.profile)
     if subject.own:
@@ -154,8 +154,9 @@ def build(overrides: Sequence[str], out: Path, bench: Path, all_parts: bool) -> 
         "record_link": lambda path: link(file_with(folder / path)),
         "shown": shown,
         "folder": folder,
-        "written": lambda stem: [
-            path for suffix in _SUFFIXES if (path := folder / f"{stem}.{suffix}").is_file()
+        "out": out,
+        "written": lambda stem, place=folder: [
+            path for suffix in _SUFFIXES if (path := place / f"{stem}.{suffix}").is_file()
         ],
         "link": link,
     }

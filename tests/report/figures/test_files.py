@@ -125,7 +125,7 @@ def test_a_users_model_is_drawn_by_its_name(shell: Shell, source: str, name: str
     names = ["fig1", "fig7", "fig8", "fig12"]
     assert shell("figure", ",".join(names), *own, "--formats=svg")[0] == 0
     for figure in names:
-        rows = pd.read_csv(f"reports/custom/figures/{figure}.csv")
+        rows = pd.read_csv(f"reports/custom/mine/figures/{figure}.csv")
         assert list(rows["model"].unique()) == ["mine"]
     status, printed, _ = shell("figure", "fig12,v1_fig7", "--missing", *own)
     assert status == 0
@@ -156,7 +156,7 @@ def test_a_model_with_a_baseline_alone_is_drawn_or_refused_in_words(shell: Shell
                 plausible(plan.cell, Path("results")).write()
     _, _, errors = shell("figure", "all", "--formats=", *words)
     assert "traceback" not in errors
-    assert Path("reports/custom/figures/v1_fig7.json").is_file()
+    assert Path("reports/custom/mine/figures/v1_fig7.json").is_file()
 
 
 def test_any_directory_is_drawn_against_gamma(shell: Shell) -> None:

@@ -68,7 +68,7 @@ def test_a_grid_of_ones_own_has_rows_and_columns_of_what_it_names(
     plans = planned(f"experiment={name}", *words)
     write_all(plans, graded)
     assert shell("table", name, *words)[0] == 0
-    table = pd.read_csv(f"reports/custom/{name}.csv")
+    table = pd.read_csv(f"reports/custom/mine/{name}.csv")
     assert set(table["column"].str.lower()) == {"obqa", "piqa", "gsm8k", "avg."}
     assert set(table["status"]) == {"measured"}
     methods = table.drop_duplicates("line")["Method"]
@@ -86,7 +86,7 @@ def test_a_model_of_ones_own_is_described_by_its_records(shell: Shell, name: str
     write_all(planned("experiment=table1", *model, *words, *grid)[1:], graded)
     status, out, _ = shell("table", "table1", *model, *grid)
     assert status == 0
-    column = pd.read_csv("reports/custom/table1.csv").query("column == 'PIQA'")
+    column = pd.read_csv("reports/custom/mine/table1.csv").query("column == 'PIQA'")
     assert set(column["status"]) == {"measured"}
     source = "local-hub" if name == "hub" else name
     assert f"Documents are those of {source}, a directory" in out
@@ -185,6 +185,26 @@ def test_what_differs_between_methods_is_in_their_rows(
     assert settings[0].startswith(rows[0])
 
 
+def test_directories_and_models_of_one_last_name_have_reports_of_their_own(shell: Shell) -> None:
+    """They overwrote each other's tables and pictures."""
+    roots = ["r2", "z/r2", "results/r2", "results/z/r3", "../r2", "."]
+    folders = [r"reports/r2-\w{6}/", "reports/z/r2/", "reports/r2/", "reports/z/r3/"]
+    folders += [r"reports/r2-\w{6}/", r"reports/.*-\w{6}/"]
+    for root in roots:
+        record_of(create_method("baseline"), root=Path(root)).write()
+    paths = []
+    for root, folder in zip(roots, folders, strict=True):
+        for command, more in (("table", []), ("figure", ["--formats="])):
+            out = shell(command, f"{Path(root).resolve()}", *more)[1]
+            paths.append(out.rpartition("written: ")[2].partition(",")[0])
+            assert re.match(folder, paths[-1]), paths
+    assert len({*paths}) == len(paths)
+    for name in ("mine", "yours"):
+        words = ["model=custom", f"model.name={name}", "model.pretrained=nowhere"]
+        write_all(planned(*words, "method=baseline", "tasks=obqa"), graded)
+        assert f"written: reports/custom/{name}/table1.md" in shell("table", "table1", *words)[1]
+
+
 def test_the_usual_settings_of_other_models_and_methods_are_a_note(shell: Shell) -> None:
     """What differs between models and methods alone was nowhere."""
     words = ["model=custom", "model.pretrained=nowhere", "tasks=obqa", "results_dir=sweeps"]
@@ -269,7 +289,7 @@ def test_a_directory_of_any_records_is_a_table(shell: Shell) -> None:
     assert err.count("\n") == 1
     assert "granularity=device" in out
     assert "Missing cells" not in out
-    table = pd.read_csv("reports/mine/sweep.csv", keep_default_na=False, na_values=[""])
+    table = pd.read_csv("reports/sweeps/mine/sweep.csv", keep_default_na=False, na_values=[""])
     obqa, sst2 = (table[table["column"] == task].reset_index() for task in ("obqa", "sst2"))
     assert obqa["value"].tolist() == [100.0, 75.0, 25.0, 50.0]
     assert sst2["value"].fillna(-1).tolist() == [100.0, 75.0, -1, 50.0]
