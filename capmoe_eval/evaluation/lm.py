@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import math
 import random
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -343,7 +344,10 @@ class CapmoeLM(HFLM):
                     yield sorted(number for each in rows for number in members[row(each)])
 
         def compute(batch: list[Any]) -> Any:
-            return plain(batch, True, len(self._batch))
+            computed = plain(batch, True, len(self._batch))
+            if any(math.isnan(value) for value, _ in computed):
+                raise UsageError("the model's logits are NaN; look at its weights, or set dtype")
+            return computed
 
         return self._answers(requests, of, batches(), compute, disable_tqdm)
 

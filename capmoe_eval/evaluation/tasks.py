@@ -104,9 +104,10 @@ class TaskLibrary:
                         f"{setting}: its dataset cannot be loaded from the hub "
                         f"({first_line(error)}); set data.root=DIR to a directory in hub layout"
                     ) from error
+                damage = source.file and _damage(hashed_config(source.file, setting)[0])
                 is_list = "malformed node" in str(error)  # of the text that stands for the choices
                 hint = "; doc_to_choice must be a column or a list" if is_list else ""
-                raise UsageError(f"{setting}: {first_line(error)}{hint}") from error
+                raise UsageError(f"{setting}: {damage or first_line(error)}{hint}") from error
             for task in tasks["tasks"].values():
                 task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
             self._built[key] = tasks
@@ -144,6 +145,19 @@ class TaskLibrary:
             text = json.dumps(document, indent=2, default=plain, ensure_ascii=False)
             hashes += lm_eval.utils.hash_string(text)
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
+
+
+def _damage(config: Mapping[str, Any]) -> str | None:
+    """Return which file of documents is empty, or which line of JSON lines damaged, or None."""
+    for file in data_files(config):
+        if not file.stat().st_size:
+            return f"{file} is empty"
+        for number, line in enumerate(file.open("rb") if file.suffix == ".jsonl" else (), 1):
+            try:
+                json.loads(line.strip() or "null")
+            except ValueError as error:
+                return f"{file}, line {number}: {first_line(error)}"
+    return None
 
 
 def check_metric(task: TaskId, part: ConfigurableTask) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
+from omegaconf.errors import InterpolationKeyError, MissingMandatoryValue
 
 from capmoe_eval.beside import check_installed
-from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choice, shown
+from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choice, first_line, shown
 from capmoe_eval.experiment.cell import (
     CELL_FIELDS,
     MODEL_FIELDS,
@@ -135,6 +135,11 @@ def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str
         except MissingMandatoryValue as error:
             key = error.full_key
             raise UsageError(f"{key}: has no value; set {key}=…") from error
+        except InterpolationKeyError as error:
+            raise UsageError(
+                f"model={ungridded.model.get('name', model)}: {first_line(error)}; its file lacks "
+                "this field: begin it with defaults: [custom, _self_], or name all fields"
+            ) from error
         check_keys({key: plain.get(key) for key in ("model", "tasks", "data", *plain)})
         return dict(plain)
 

@@ -157,6 +157,8 @@ def check_words(words: Sequence[str]) -> None:
     for word in words:
         if f"={DIRECTORY}/" in word:
             raise UsageError(f"{word}: {DIRECTORY} stands for a directory; write its path")
+        if word.startswith("~") and word[1:].partition("=")[0] in keys():
+            raise UsageError(f"{word}: a setting cannot be deleted; leave it out")
         # A word with + or ~ is left to Hydra, and what it adds to :func:`check_keys`.
         path = re.match(r"(\w+)(?:\.(\w+))?(?:\.(\w+))?[\w.]*=", word)
         if path is None or path[1] == "hydra":

@@ -252,6 +252,15 @@ def test_what_cannot_be_computed_is_refused_in_a_line(
         getattr(lm, kind)([Instance(kind, {}, arguments, 0, ("t", 7, 1))])
 
 
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    """Choices were scored without a word; a text's record was refused in pydantic's words."""
+    lm = build()
+    lm.model.get_output_embeddings().weight.data.fill_(float("nan"))
+    for scores in (likelihoods, rolling):
+        with pytest.raises(UsageError, match="logits are NaN"):
+            scores(lm)
+
+
 CAPACITY: dict[str, Any] = {"method": "score", "gamma": 1.0}
 
 

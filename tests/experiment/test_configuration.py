@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run_command import usage
 from capmoe_eval.experiment import datasource
 from capmoe_eval.experiment.composition import composed, load_option, options
@@ -35,6 +36,14 @@ def test_an_interpolation_sees_the_model_of_a_point() -> None:
     models = {"zoo_olmoe": 8, "zoo_qwen2_moe": 6}
     points = expand(composed([f"+grid.model=[{','.join(models)}]", "+grid.gamma=[1.0]"]))
     assert {point["model"]["name"]: point["ep_size"] for point in points} == models
+
+
+def test_a_model_file_that_lacks_a_field_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text("name: my_moe\npretrained: tiny:mixtral\n")
+    words = ["model=mine", f"hydra.searchpath=[file://{tmp_path}]", "tasks=obqa"]
+    with pytest.raises(UsageError, match=r"^model=my_moe: .*'model\.\w+'.* defaults: \[custom, "):
+        planned(*words)
 
 
 def test_a_cell_of_two_parts_is_one_plan() -> None:
