@@ -11,7 +11,6 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,7 @@ def checkpoint_hash(model: ModelId) -> str | None:
     """Return a hash of the local files that a model and its tokenizer are loaded from, or None.
 
     Unlike :func:`weights_hash` it is of the configuration and the chat template, too, and loads
-    nothing: of each tensor of a large file 4,096 bytes take part.
+    nothing: of each tensor of a large file of safetensors 4,096 bytes take part.
     """
     hashes = []
     for folder in (model.pretrained, model.tokenizer):
@@ -131,17 +130,14 @@ def checkpoint_hash(model: ModelId) -> str | None:
 
 @functools.cache
 def _hash_file(file: Path, size: int, _: int) -> str:
-    """Return a hash of a file of at most 16 MiB, or of blocks of a larger one."""
+    """Return a hash of a file, or of blocks of one of safetensors that has more than 16 MiB."""
     with file.open("rb") as stream:
-        if size <= _WHOLE:
+        if size <= _WHOLE or file.suffix != ".safetensors":
             return hashlib.file_digest(stream, "sha256").hexdigest()
-        places: Iterable[int] = range(0, size, 1 << 20)
-        if file.suffix == ".safetensors":
-            end = 8 + int.from_bytes(stream.read(8), "little")
-            with suppress(ValueError):  # a damaged file, which the model's loading refuses
-                tensors = json.loads(stream.read(min(end, size) - 8))
-                offsets = (of["data_offsets"] for of in tensors.values() if "data_offsets" in of)
-                places = [0, *(end + sum(each) // 2 for each in offsets)]
+        places, end = [0], 8 + int.from_bytes(stream.read(8), "little")
+        with suppress(ValueError):  # a damaged file, which the model's loading refuses
+            tensors = json.loads(stream.read(min(end, size) - 8)).values()
+            places += [end + sum(of["data_offsets"]) // 2 for of in tensors if "data_offsets" in of]
         digest = hashlib.sha256(str(size).encode())
         for place in places:
             stream.seek(place)

@@ -63,9 +63,6 @@ if TYPE_CHECKING:
     from capmoe_eval.wrapper.ranks import World
 
 
-_NAMES: Final = {"fingerprint": "data.name", "documents": "name of the task in its file"}
-"""What to rename where documents are others; else the model."""
-
 POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
 
@@ -451,17 +448,11 @@ def finished_record(plan: CellPlan) -> Record | None:
             "or delete the old results"
         )
     origin, model = record.provenance, plan.cell.model
-    sources = {
-        f"by other code of method {record.method}": (
-            origin.method_source,
-            method_source(plan.cell.method),
-        ),
-        f"from other files of model.pretrained={shown(model.pretrained)}": (
-            origin.checkpoint,
-            checkpoint_hash(model),
-        ),
-    }
-    for source, (old, now) in sources.items():
+    code, files = f"code of method {record.method}", f"files of {shown(model.pretrained)}"
+    for source, old, now in (
+        (f"by other {code}", origin.method_source, method_source(plan.cell.method)),
+        (f"from other {files}", origin.checkpoint, checkpoint_hash(model)),
+    ):
         if None not in (old, now) and old != now:
             raise UsageError(
                 f"{record.path}: computed {source} (hash {old}, now {now}); compute its cells "
@@ -497,9 +488,8 @@ def check_inputs(
     places = {*record_places(root, task=cell.task.name)}
     if "model" in provenance:
         places |= {*record_places(root, cell.model.name)}
-    now = _inputs(cell, provenance)
     of_task = f"task {cell.task.name}", "documents", cell.task, cell.data, cell.limit
-    now[of_task] = documents
+    now = _inputs(cell, provenance) | {of_task: documents}
     for record in read_records(sorted(places), broken=[]):
         before = _inputs(record.cell, vars(record.provenance))
         if documents and (record.cell.task, record.cell.data, record.cell.limit) == of_task[2:]:
@@ -508,7 +498,7 @@ def check_inputs(
             old, (title, field, *_) = before.get(name), name
             if None in (old, new) or old == new or record.path in {cell.path(root), *overwritten}:
                 continue
-            key = _NAMES.get(field, "model.name")
+            key = {"fingerprint": "data.name", "documents": "task name"}.get(field, "model.name")
             raise UsageError(
                 f"{record.path.parents[2]}: {title} has other {field} than its results here, such "
                 f"as {record.path} ({field} {old}, now {new}); choose another results_dir or "

@@ -136,10 +136,9 @@ def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str
             key = error.full_key
             raise UsageError(f"{key}: has no value; set {key}=…") from error
         except InterpolationKeyError as error:
-            raise UsageError(
-                f"model={ungridded.model.get('name', model)}: {first_line(error)}; its file lacks "
-                "this field: begin it with defaults: [custom, _self_], or name all fields"
-            ) from error
+            name, fix = ungridded.model.get("name", model), "defaults: [custom, _self_]"
+            line = f"model={name}: {first_line(error)}; begin its file with {fix}"
+            raise UsageError(line) from error
         check_keys({key: plain.get(key) for key in ("model", "tasks", "data", *plain)})
         return dict(plain)
 

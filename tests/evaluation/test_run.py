@@ -385,7 +385,7 @@ def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> Non
     run([first])
     save(1)
     for asked in ([first], [first, other]):
-        with pytest.raises(UsageError, match=r"computed from other files of model\.pretrained="):
+        with pytest.raises(UsageError, match="computed from other files of "):
             run(asked)
     again = [dataclasses.replace(each, overwrite=True) for each in (first, other)]
     for asked in ([other], again[1:]):
@@ -471,7 +471,7 @@ def test_other_documents_of_a_users_own_task_are_refused_before_the_model_is_loa
         patch.delattr(loading, "load_lm")
         run([other])
     assert "task birds has other documents than its results here, such as" in str(line.value)
-    assert "choose another results_dir or name of the task in its file" in str(line.value)
+    assert "choose another results_dir or task name" in str(line.value)
     assert (
         run([dataclasses.replace(other, cell=dataclasses.replace(other.cell, limit=3))]).computed
         == 1
