@@ -147,6 +147,18 @@ def test_a_task_reads_the_data_set_that_is_named(library: TaskLibrary, tmp_path:
         library.get("mme", moved)
 
 
+def test_a_data_set_that_changes_after_it_was_hashed_is_refused(tmp_path: Path) -> None:
+    """Its records would have the fingerprint of the documents from before."""
+    of_world = ready(data_source("miniworld")).directory("allenai/openbookqa")
+    shutil.copytree(of_world, tmp_path / "allenai/openbookqa")
+    source = data_source(str(tmp_path))
+    source.fingerprint("allenai/openbookqa")
+    with (tmp_path / "allenai/openbookqa/README.md").open("a") as card:
+        card.write("\n")
+    with pytest.raises(UsageError, match="^task=openbookqa: its files changed while "):
+        TaskLibrary().get("openbookqa", source)
+
+
 def test_videos_are_left_out() -> None:
     rows = {"data_type": ["image", "video"], "image": [[], []], "question": ["a", "b"]}
     text = datasets.Value("string")
