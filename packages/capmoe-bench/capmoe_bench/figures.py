@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text, method_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.printed import figure as printed_figure
 from capmoe_eval.paper.printed import published_note
 from capmoe_eval.report.figures import drawing as d
@@ -33,7 +34,6 @@ from capmoe_bench.timings import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 DROPLESS: Final = "Dropless"

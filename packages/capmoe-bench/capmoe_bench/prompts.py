@@ -6,6 +6,7 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import checkpoint
+from capmoe_eval.lazy import pd
 
 
 def real_checkpoint(option: str, name: str) -> Path:
@@ -22,7 +23,6 @@ def real_checkpoint(option: str, name: str) -> Path:
 
 def query_prompts(directory: Path, count: int, length: int) -> list[list[int]]:
     """Return prompts of ``length`` tokens of a checkpoint's tokenizer, cut from joined queries."""
-    import pandas as pd  # `bench gpu`, which imports this module, has none
     from capmoe_eval.zoo.hub import REAL_TEXT
     from transformers import AutoTokenizer
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from capmoe_eval.experiment.configuration import LEFT_OUT
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import WorkloadLayout
 from capmoe_eval.report.tables.filled import of_workloads, printed_speedups
 
@@ -22,9 +23,6 @@ from capmoe_bench.timings import (
     read_bench,
     widths_text,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STUDY: Final = "workload"
 

@@ -12,16 +12,14 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, reading, shown
 from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import BENCHMARKS
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.printed import figure
 from pydantic_core import from_json
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STUDIES: Final = (
     *("speedup", "granularity", "breakdown", "workload", "placement", "skew", "traces"),
@@ -190,8 +188,6 @@ _NUMBERS: Final = ("peak", "gamma", *COLUMNS[COLUMNS.index("seconds") :])
 
 def timings_of(rows: Iterable[dict[str, Any]] = ()) -> pd.DataFrame:
     """Return times as a data frame with :data:`COLUMNS`."""
-    import pandas as pd
-
     return pd.DataFrame(rows, columns=[*COLUMNS]).astype(dict.fromkeys(_NUMBERS, float))
 
 
@@ -369,8 +365,6 @@ def read_bench(folder: Path = BENCHMARKS, study: str = "") -> Bench:
 
     A directory that was named and is not there is a UsageError.
     """
-    import pandas as pd
-
     if folder != BENCHMARKS and not folder.is_dir():
         raise UsageError(f"--bench={folder}: no such directory; leave it out for {BENCHMARKS}")
     frames, evaluations, broken = list["pd.DataFrame"](), {}, list[str]()

@@ -10,11 +10,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.pairing import Floats, Paired, answered_by_cells, pair
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.results.frames import Results
 
 RESAMPLES: Final = 10_000

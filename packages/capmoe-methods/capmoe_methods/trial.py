@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import is_stock
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.pairing import Floats, Paired, pool
 from capmoe_eval.paper.statistics import mean_interval
 
 from capmoe_methods.comparison import Interval, interval, nearness, paired_between, peaks
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.results.frames import Results
 
 _OF_CELL: Final = ("model", "task", "budget", "budget_of", "drop_rate", "straggler")
@@ -78,8 +78,6 @@ def outcomes(results: Results) -> pd.DataFrame:
     - ``scores``: its scores beside those of the static γ with the same straggler factor
       (:class:`~capmoe_eval.paper.pairing.Paired`); ``points``: their mean difference in points
     """
-    import pandas as pd
-
     cells = results.cells.assign(straggler=stragglers(results))
     gamma = {"gamma", "budget", "budget_of"}
     cells["others"] = [
@@ -127,8 +125,6 @@ def verdicts(compared: pd.DataFrame) -> pd.DataFrame:
 
     The row of all budgets of pairs is the primary one: it was chosen before the trial.
     """
-    import pandas as pd
-
     rows = []
     for kind, of_kind in compared.groupby("budget_of"):
         for budget, same in [*of_kind.groupby("budget"), (math.nan, of_kind)]:

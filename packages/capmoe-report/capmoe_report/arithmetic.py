@@ -15,13 +15,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.printed import AVERAGE, PrintedRow, Where, figure, find_row, find_rows
 
 from capmoe_report.margins import Expectation, in_points, pairs
 from capmoe_report.verdicts import BEYOND, Finding, Outcome, listed, unanimous, weigh
 
 if TYPE_CHECKING:
-    import pandas as pd
     from jinja2 import Environment
 
 # Printed decimals are exact; sums of binary fractions are not.
@@ -94,8 +94,6 @@ def _formulas() -> Environment:
 
 
 def _series(*path: str | int) -> pd.Series[float]:
-    import pandas as pd
-
     values = figure(*path)
     return pd.Series(values).rename(index=float if isinstance(values, Mapping) else None)
 

@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from capmoe_eval.experiment.names import family
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.pairing import Paired, RunScores, answered_by_cells, pair, pool, shares
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.results.frames import Results
 
 

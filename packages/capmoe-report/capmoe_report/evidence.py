@@ -19,6 +19,7 @@ from capmoe_eval.experiment.composition import load_option, load_options, option
 from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import family, gamma_suffix
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import ALL_TASKS
 from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.results.frames import MIX, Results, results_of, setting
@@ -30,7 +31,6 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from capmoe_report.effects import Effect, pair_cells, pooled
 
 if TYPE_CHECKING:
-    import pandas as pd
     from numpy.typing import NDArray
 
 _LANGUAGE: Final = (MIX, *(column.task for column in ALL_TASKS))
@@ -125,8 +125,6 @@ class Evidence:
         Of a model's evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
         precision) one set is taken: the unlimited, else the largest.
         """
-        import pandas as pd
-
         cells = self.results.cells
         of_model = [name for name in map(str, cells) if name.startswith("model.")]
         about = cells[["data", "eval_seed", *of_model]]
@@ -203,8 +201,6 @@ class Evidence:
     @cached_property
     def _by_side(self) -> Mapping[tuple[object, ...], NDArray[np.intp]]:
         """The positions of the cells of each side, with all seeds, by model."""
-        import pandas as pd
-
         cells = self.cells
         is_mix, is_shuffled = cells["task"] == MIX, cells["shuffle"].notna()
         kinds = [~is_mix & ~is_shuffled, is_mix & is_shuffled, is_mix & ~is_shuffled]
@@ -393,8 +389,6 @@ def trainings_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     - ``peaks``: the highest load of each layer over the mean load
     - ``accuracy``: percent, by task; ``documents``: number of each task (60 where it is not said)
     """
-    import pandas as pd
-
     columns = ["name", "origin", "seed", "steps", "peaks", "accuracy", "documents"]
     defaults = {"accuracy": {}, "documents": 60}
     trainings = pd.DataFrame([defaults | dict(row) for row in rows], columns=columns)
@@ -408,8 +402,6 @@ def dev_losses(models: Iterable[str]) -> pd.DataFrame:
 
     They are from the cards of the embedded models among ``models``; others have no column.
     """
-    import pandas as pd
-
     losses = {}
     weights = resources.files("capmoe_eval") / "zoo" / "weights"
     for model in sorted(models):
@@ -460,8 +452,6 @@ def clauses_by_family(
         words: The clause after the family's name, with a place for each number.
         patterns: How each number is written.
     """
-    import pandas as pd
-
     clauses = []
     for name, rows in pd.DataFrame(numbers).T.groupby(family, sort=False):
         spans = [

@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import family, gamma_suffix
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import ALL_TASKS, LAYOUTS
 from capmoe_eval.paper.pairing import answered_by_cells, pair
 from capmoe_eval.paper.printed import PrintedRow, figure, find_rows
@@ -22,9 +23,6 @@ from pydantic import BaseModel, ConfigDict
 from capmoe_report.evidence import TRAININGS, Evidence, Side, clauses_by_family, not_paired
 from capmoe_report.margins import Expectation
 from capmoe_report.verdicts import BEYOND, LEVEL, Finding, Outcome, unanimous, weigh
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Columns of cells, what follows from them, and what is counted otherwise (:data:`_COUNTED`).
 _Column = Literal["drop_rate", "pad_waste", "peak_before", "mean_peak_before"]
@@ -270,8 +268,6 @@ def _next_tokens_changed(question: Question, evidence: Evidence) -> Finding:
     Judged are batches whose sequences begin with distinct tokens. Of equal gate scores, which
     sequences that begin alike have, the order decides; the note has the share where they occur.
     """
-    import pandas as pd
-
     columns = ["model", "method", "ranks", "is_distinct", "changed"]
     file = evidence.bench.evaluations.get("permutation", {})
     rows = pd.DataFrame(file.get("permutations", []), columns=columns)
@@ -342,8 +338,6 @@ def check_value(where: Mapping[str, Any], evidence: Evidence) -> list[Finding]:
     paper prints none, and it asked as many documents. Only profile paper has these checkpoints. A
     row that the paper does not print is a LookupError.
     """
-    import pandas as pd
-
     rows = find_rows(where)
     if evidence.profile != "paper":
         names = ", ".join(dict.fromkeys(row.model for row in rows))

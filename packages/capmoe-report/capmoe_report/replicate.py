@@ -16,6 +16,7 @@ from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import directories, read_results
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures.command import images_of
 
 from capmoe_report.claims import WORDS
@@ -149,8 +150,6 @@ def _lines(file: VerdictFile) -> Iterator[str]:
 
 def _to_csv(file: VerdictFile, lines: Mapping[tuple[str, str], int]) -> str:
     """Return every contrast with its numbers, and the line of its records in :data:`RECORDS`."""
-    import pandas as pd
-
     plain = "label verdict unit effect low high p detectable conditional documents compared note"
     families = dict.fromkeys(map(family, file.models))
     rows: list[dict[str, Any]] = []

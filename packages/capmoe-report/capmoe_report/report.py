@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 from capmoe_eval.errors import UsageError, field_problem, writing
@@ -28,6 +28,7 @@ from capmoe_eval.experiment.files import check_writable, read_bytes, write_text
 from capmoe_eval.experiment.names import gamma_column
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import directories, read_records, record_places
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import TABLES, Layout
 from capmoe_eval.report.figures.catalogue import figures as catalogue
 from capmoe_eval.report.figures.sources import FigurePlans
@@ -45,9 +46,6 @@ from capmoe_report.evidence import models_of
 from capmoe_report.records import file_with, seen_from
 from capmoe_report.templates import render
 from capmoe_report.verdicts import VerdictFile
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 T = TypeVar("T")
 

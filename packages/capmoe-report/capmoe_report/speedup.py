@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from capmoe_bench.timings import DROPLESS, RUN, Bench, bench_command
 from capmoe_bench.timings import EMULATED as KIND
 from capmoe_eval.experiment.files import read_data
 from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.lazy import pd
 
 from capmoe_report.verdicts import Finding, Outcome, listed
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 EMULATED: Final = "in direction, emulated"
 """Scope of a verdict on timings that are not all of real ranks."""
@@ -59,8 +57,6 @@ def check(raw: Mapping[str, Any], bench: Bench) -> list[Finding]:
     A comparison holds where the quartiles of its sides lie apart, and fails where they do on the
     other side. The fact holds or fails if all of them do, and is open otherwise.
     """
-    import pandas as pd
-
     fact = facts()[raw["fact"]]
     times = _with_places(bench.best(fact["study"]))
     pairs = pd.concat([_pairs(comparison, times) for comparison in fact["comparisons"]])

@@ -14,6 +14,7 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import EXPERTS, PATH, POINTS, POSITIVE, Parser
 from capmoe_eval.experiment.files import check_writable, write_text
+from capmoe_eval.lazy import pd
 
 from capmoe_serve.loads import add_trace_options, headline
 from capmoe_serve.readers.formats import read_trace
@@ -111,8 +112,6 @@ def _command(options: argparse.Namespace) -> int:
 
 def text(advice: Mapping[str, Any]) -> str:
     """Return an advice as lines: the recommendation, the front, and what is not known."""
-    import pandas as pd
-
     from capmoe_serve.advice import AXES, change_in_words, is_lossless
 
     axis, settings = advice["axis"], pd.DataFrame(advice["settings"])

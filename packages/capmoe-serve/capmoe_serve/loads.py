@@ -6,18 +6,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from capmoe_eval.errors import shown, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import EXPERTS, PATH, POSITIVE, TOKENS, Parser
 from capmoe_eval.experiment.files import check_file, write_text
+from capmoe_eval.lazy import pd
 
 from capmoe_serve.readers.formats import EXAMPLE, read_trace
 from capmoe_serve.trace import KINDS, STEP_TOKENS, Trace, in_known_steps, steps_in_words
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _WITHOUT_SCORES = (
     "Not known without gate scores: which pairs 'score' drops, and how much of the scores is lost."

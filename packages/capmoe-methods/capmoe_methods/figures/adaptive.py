@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
 from capmoe_methods.trial import by_model, outcomes, primary, sentence, stragglers, verdicts
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
@@ -37,8 +37,6 @@ def against_static(sources: Sources) -> pd.DataFrame:
     differences, adaptive minus static, of each model and of all. ``budget`` is missing where it
     is of all budgets.
     """
-    import pandas as pd
-
     results = sources.results
     cells = results.cells.assign(
         straggler=stragglers(results),

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_bench.timings import read_evaluation
 from capmoe_eval.experiment.names import method_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
 from capmoe_methods.comparison import lost, peaks
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
@@ -73,8 +73,6 @@ def settings(sources: Sources) -> pd.DataFrame:
     ``unlimited_…`` are the loads of the router alone, in the forwards of the method. Settings
     without a point are named in notes. Those of a line are in the order of its numbers.
     """
-    import pandas as pd
-
     limited, stock, rows = _limited(sources), sources.cells("stock"), []
     for of, model in itertools.product(_KINDS.values(), sources.models):
         asked = set(limited["task"][limited["of"] == of])
@@ -161,8 +159,6 @@ def comparators_decode(rows: pd.DataFrame) -> Figure:
 
 def _by_method(rows: pd.DataFrame) -> Figure:
     """Draw a row of panels for each method, a panel for each load."""
-    import pandas as pd
-
     markers = dict(zip(d.places(rows["model"]), itertools.cycle(d.MARKERS), strict=False))
     drops, panels = rows[rows["line"] == _DROP], {}
     for line, same in d.each(rows[rows["line"] != _DROP], "line"):
@@ -182,8 +178,6 @@ def ranks(sources: Sources) -> pd.DataFrame:
     Balancing, a row without points, is that of the figure's tasks, planned on the same task; notes
     have what a plan on another task gives.
     """
-    import pandas as pd
-
     rows, file = settings(sources), sources.bench / "placement.json"
     if not file.is_file():
         sources.notes.append(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import gamma_text, is_stock
+from capmoe_eval.lazy import pd
 from capmoe_eval.paper.pairing import answered_by_cells, pair
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
@@ -14,7 +15,6 @@ from capmoe_eval.report.figures.scores import with_interval
 from capmoe_methods.comparison import Interval, interval, share_of
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
@@ -32,8 +32,6 @@ def by_mode(sources: Sources) -> pd.DataFrame:
 
     ``steps_percent`` is a column of the rows of every step.
     """
-    import pandas as pd
-
     limited = sources.cells("generation")
     cells = pd.concat([limited, sources.cells("generation_unlimited")])
     cells["decode"] = cells["decode"].astype(object).fillna("unconstrained")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import gamma_suffix, method_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.images import told_apart
@@ -14,7 +15,6 @@ from capmoe_eval.report.figures.scores import with_interval
 from capmoe_methods.figures.quality import PEAK, front, pareto_front
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
@@ -32,8 +32,6 @@ _LOOKS[method_title("score")] = _LOOKS["no modality first"]  # of the same recor
 
 def by_priority(sources: Sources) -> pd.DataFrame:
     """Return peak, right answers and what is dropped, by the modality dropped first and by γ."""
-    import pandas as pd
-
     cells = sources.cells("images_priority", "images_drops")
     first = cells["modality"].fillna("uniform")
     cells = cells.assign(first=first.map(_PRIORITIES), order=first.map([*_PRIORITIES].index))
@@ -106,8 +104,6 @@ def images_text(rows: pd.DataFrame) -> Figure:
 
 def by_place(sources: Sources) -> pd.DataFrame:
     """Return the dropped share of an image's tokens by eighths of it, by method and priority."""
-    import pandas as pd
-
     sides = []
     orders, priorities = "by what is kept", f"{method_title('score')}, by what is dropped first"
     bands = "modalities.image.bands"

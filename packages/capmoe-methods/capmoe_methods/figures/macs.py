@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text, is_stock, method_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 
@@ -13,7 +14,6 @@ from capmoe_methods.comparison import interval, nearness, paired_between, peaks
 from capmoe_methods.figures.comparators import LOST, losses
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
     from capmoe_eval.results.frames import Results
     from matplotlib.figure import Figure
@@ -36,8 +36,6 @@ _EQUAL: Final = {
 
 def losses_and_loads(sources: Sources) -> pd.DataFrame:
     """Return what MACS and Token Drop lose on questions about images, with γ and loads."""
-    import pandas as pd
-
     results = sources.results
     lines = _lines(results.cells)
     cells = results.cells.assign(
@@ -124,8 +122,6 @@ def _more_than_drop(
     Token Drop at a load is interpolated between its two neighbouring γ; where no two are around it,
     there is nothing to say.
     """
-    import pandas as pd
-
     curve = pd.concat([stock, drops])
     for name, (_, words) in _EQUAL.items():
         # The stock knows neither γ nor ranks.

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, is_stock, method_title, metric_title
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.scores import over_tasks, whole
 from capmoe_eval.routing.registry import method_names
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
@@ -99,8 +99,6 @@ def flips(sources: Sources) -> pd.DataFrame:
     Every pair of settings of a method is compared, over batch sizes and over shuffles:
     ``flips_percent`` is the mean over pairs, its ends the lowest and the highest pair.
     """
-    import pandas as pd
-
     rows = []
     for part, dealt in (("batch_sizes", "by length"), ("shuffles", "by length and at random")):
         cells = sources.cells(part)

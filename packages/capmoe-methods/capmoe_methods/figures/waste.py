@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.experiment.names import gamma_text
+from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.routing import GRID, pooled_grid
 
 if TYPE_CHECKING:
-    import pandas as pd
     from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
@@ -34,8 +34,6 @@ def waste_by_gamma(sources: Sources) -> pd.DataFrame:
 
     ``best_for`` has those of the penalties 1, 5 and 20 that a γ is best for.
     """
-    import pandas as pd
-
     parts = []
     for title, layers in d.each(sources.layers("routing"), "title"):
         grid = pooled_grid(layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
+from capmoe_eval.lazy import np
 from capmoe_eval.routing.knobs import Count
 from capmoe_eval.routing.method import Combining, LabelPart, Method, OnRanks
 from capmoe_eval.routing.methods.baseline import Baseline
@@ -117,8 +118,6 @@ class Laser(OnRanks, Combining):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the pairs of every token and the experts that it is assigned to, by definition."""
-        import numpy as np
-
         score_TE, unit_TE = tokens.score_TE.astype("float64"), tokens.unit_TE
         top_T = (unit_TE * tokens.chosen_TE).sum(axis=1).astype("float64")
         is_flat_T = top_T < self.peak_mass * unit_TE.sum(axis=1).astype("float64")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+from capmoe_eval.lazy import np
 from capmoe_eval.routing.method import CalibratedRule, LabelPart, Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.registry import register, register_calibration
@@ -81,16 +82,12 @@ class SERE(BestFirst):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the pairs with the experts that serve each token's top-k, by the definition."""
-        import numpy as np
-
         kept_TE = np.zeros_like(tokens.chosen_TE)
         np.put_along_axis(kept_TE, served_by(tokens, self)[tokens.topk_TK], True, axis=1)
         return kept_TE
 
     def combine_weights(self, tokens: RoutedTokens) -> tuple[Array, Array]:
         """Return the weights that move with the tokens, by the definition, and which are sums."""
-        import numpy as np
-
         router_TE = tokens.router_weight_TE
         moved_TE = np.zeros_like(router_TE)
         row_T1 = np.arange(len(moved_TE))[:, None]
@@ -100,8 +97,6 @@ class SERE(BestFirst):
 
 def served_by(tokens: RoutedTokens, method: SERE) -> Array:
     """Define the expert that serves each expert's tokens [E]."""
-    import numpy as np
-
     similarity_EE, primary_E = tokens.calibrated, first_experts(tokens, method.k0)
     assert similarity_EE is not None
     served_by_E = np.arange(tokens.n_experts)

@@ -10,6 +10,7 @@ import dataclasses
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from capmoe_eval.lazy import np
 from capmoe_eval.routing.capacity import exact_ratio, rounded
 from capmoe_eval.routing.method import ByUnit, Combining, LabelPart, Method
 from capmoe_eval.routing.methods.baseline import Baseline
@@ -112,8 +113,6 @@ class XShare(BestFirst, ByUnit, Combining):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return each token's K best pairs with experts under the budget, by the definition."""
-        import numpy as np
-
         n_experts, first_E = tokens.n_experts, first_experts(tokens, self.k0)
         by_device = self.granularity == "device"
         rank_E = tokens.rank_E if by_device else np.zeros(n_experts, dtype=np.int64)

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 from capmoe_eval.errors import UsageError, first_line, reading, shown
+from capmoe_eval.lazy import pd, torch
 from capmoe_eval.routing.knobs import check
 
 from capmoe_serve.trace import Array, ExpertCount, Trace, check_pairs, check_regular, unsigned
@@ -101,8 +102,6 @@ def read_csv(paths: Sequence[Path], n_experts: int | None, top_k: int | None) ->
     Raises:
         UsageError: If a file has other columns or numbers, or a rank fewer files than another.
     """
-    import pandas as pd
-
     fix = "give the files that SGLang's /dump_expert_distribution_record wrote"
     by_rank: dict[str, list[tuple[float, Path]]] = {}
     for path in paths:
@@ -258,8 +257,6 @@ def load_tensors(path: Path) -> Any:
     Raises:
         UsageError: If it holds anything else, or is no such file.
     """
-    import torch
-
     try:
         with path.open("rb") as file:
             start = file.read(2)
@@ -288,8 +285,6 @@ def array(field: str, tensor: Any) -> Array:
         UsageError: If it is no dense tensor, or repeats its numbers (``expand``): a small file
             could then stand for any size.
     """
-    import torch
-
     is_dense = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
     if not is_dense or tensor.is_quantized or tensor.is_meta:
         raise UsageError(f"{field}: is no dense tensor of plain numbers; save one by torch.save")

@@ -14,6 +14,7 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import COUNT, PATH, THREADS, Parser
 from capmoe_eval.experiment.datasource import users_cache
 from capmoe_eval.experiment.files import check_file, check_writable
+from capmoe_eval.lazy import torch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +50,6 @@ def _parser() -> Parser:
 
 
 def _train(options: argparse.Namespace) -> None:
-    import torch
     from capmoe_eval.experiment import composition
     from capmoe_eval.zoo import WEIGHTS
 
