@@ -1,7 +1,5 @@
 """Write every block of README and docs, and the pages that are made of records as a whole."""
 
-from __future__ import annotations
-
 from capmoe_report.records import to_lines
 
 from capmoe_eval.report.figures.command import images_of

@@ -1,7 +1,5 @@
 """Blocks from the files of ``results/bench``."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from functools import cache

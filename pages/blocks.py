@@ -1,7 +1,5 @@
 """Every block of README and docs by its name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Final

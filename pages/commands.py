@@ -1,7 +1,5 @@
 """Blocks of what the suite says of itself: the output of commands, and the table of knobs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Blocks from the verdicts and the records of the embedded models."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Blocks on single embedded models, from their records and their cards."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

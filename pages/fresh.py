@@ -4,8 +4,6 @@ The models have an unseen training seed and an unseen world. The numbers come fr
 ``results/fresh``, those of contrasts that name their documents from ``results/fresh_documents``.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping

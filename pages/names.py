@@ -1,7 +1,5 @@
 """Names of the embedded models and their results."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from functools import cache

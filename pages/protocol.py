@@ -5,8 +5,6 @@ have the variances. Of toys those of the first training seed of each family are 
 language model is assumed to have the mean variance of an exploratory model, task by task.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence

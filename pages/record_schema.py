@@ -1,7 +1,5 @@
 """The JSON schema of a record's file, ``docs/record.schema.json``."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final
 

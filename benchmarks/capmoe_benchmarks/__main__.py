@@ -1,7 +1,5 @@
 """``python -m capmoe_benchmarks gpu``: ``capmoe-eval bench gpu`` where nothing is installed."""
 
-from __future__ import annotations
-
 import sys
 
 from capmoe_bench.benchmarks import main

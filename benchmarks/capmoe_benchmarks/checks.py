@@ -1,7 +1,5 @@
 """Compare a device with the CPU: decisions, the stock model at γ=∞, and where the host waits."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

@@ -1,7 +1,5 @@
 """Benchmark `gpu`: run the list of what a GPU must show, and go on where it was cut off."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import hashlib

@@ -1,7 +1,5 @@
 """The benchmarks and their options, from ``options.yaml``, without torch."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Benchmark `suite`: a grid of cells, and a single cell, against plain lm-eval."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Benchmarks `forward` and `generate`: the wrapper against the stock model."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Benchmarks; each prints ratios and writes them to ``results/bench/``."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module, resources

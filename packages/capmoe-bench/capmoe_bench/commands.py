@@ -1,7 +1,5 @@
 """The subcommand of ``capmoe-eval`` that this package brings."""
 
-from __future__ import annotations
-
 from typing import Final
 
 BENCH: Final = (

@@ -1,7 +1,5 @@
 """Benchmark `decision`: the routing decision alone, against the paper's listings."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import tracemalloc

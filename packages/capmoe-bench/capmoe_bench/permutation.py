@@ -1,7 +1,5 @@
 """Count the next tokens that change when the sequences of a batch change their order (§4)."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Prompts of a model of ``make real``: customer queries of BANKING77."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from capmoe_eval.errors import UsageError

@@ -1,7 +1,5 @@
 """Measure computations in turn on a device; print and write their ratios beside their targets."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

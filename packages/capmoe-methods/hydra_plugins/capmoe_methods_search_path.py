@@ -1,7 +1,5 @@
 """Hydra's plugin that finds the experiments of the package ``capmoe_methods``."""
 
-from __future__ import annotations
-
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 

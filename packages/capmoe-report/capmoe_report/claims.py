@@ -1,7 +1,5 @@
 """The command ``claims``: judge every claim of the paper, and write the ledger."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence

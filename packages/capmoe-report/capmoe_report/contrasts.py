@@ -1,7 +1,5 @@
 """Contrasts: two sides, the expected difference, its margin, and what the records say."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The command ``export``: write the records of a results directory for other tools."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Pictures of the replication: verdicts as a forest plot, a panel for each claim, and gaps."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence

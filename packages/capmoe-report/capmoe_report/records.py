@@ -5,8 +5,6 @@ A row has ``claim`` (its letter, or the label of a row of the gaps), ``label``, 
 Paths are as seen from the directory of the file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence

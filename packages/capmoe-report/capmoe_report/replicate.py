@@ -1,7 +1,5 @@
 """The command ``replicate``: write the verdicts on an experiment's records."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``capmoe-eval advise``: advise on a deployment, from a trace of its routing."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

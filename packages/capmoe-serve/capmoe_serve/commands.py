@@ -1,7 +1,5 @@
 """The subcommands that ``capmoe-eval`` has where this package is installed."""
 
-from __future__ import annotations
-
 from typing import Final
 
 ADVISE: Final = (

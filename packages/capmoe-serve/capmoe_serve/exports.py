@@ -20,8 +20,6 @@ The fields are those of the servers' public sources:
 A field that the server's public source or documentation does not show is left out.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Final

@@ -4,8 +4,6 @@ EPLB replicates the most loaded experts and packs the replicas into ranks, after
 example in https://github.com/deepseek-ai/EPLB (commit d52c72d), which vLLM and SGLang use as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Keep the router's own choices of the first tokens of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

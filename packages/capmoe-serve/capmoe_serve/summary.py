@@ -6,8 +6,6 @@ expert with replicas has no capacity of its own here: no server says whether its
 each have one. Copies are there to compute what such a capacity would drop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 

@@ -3,8 +3,6 @@
 They make SmolLM2 as a Mixture-of-Experts model; ``sets`` writes the suite's evaluation sets.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

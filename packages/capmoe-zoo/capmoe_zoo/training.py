@@ -1,7 +1,5 @@
 """Take the steps of a training, with checkpoints from which a killed one continues."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable

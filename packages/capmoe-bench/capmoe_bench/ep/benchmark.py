@@ -1,7 +1,5 @@
 """Benchmark `ep`: MoE layers under expert parallelism, emulated or on real ranks."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import itertools

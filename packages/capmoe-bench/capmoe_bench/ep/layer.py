@@ -1,7 +1,5 @@
 """MoE layers and models of any size with random weights, and one rank's pass through a layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Emulated links between ranks: stated, or in the proportion of a machine."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, replace
 

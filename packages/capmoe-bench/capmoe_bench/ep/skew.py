@@ -1,7 +1,5 @@
 """Router logits with a wanted imbalance, and a model whose routers have it."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any

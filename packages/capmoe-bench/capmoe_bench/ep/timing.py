@@ -6,8 +6,6 @@ slowest rank counts, as it would between two exchanges. The exchanges are not ru
 ``latency + bytes / bandwidth`` of the rank that sends or receives most.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import statistics

@@ -3,8 +3,6 @@
 The effect is what each γ of a grid would drop in a layer, and what it would level.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Annotated, Any, ClassVar, Final

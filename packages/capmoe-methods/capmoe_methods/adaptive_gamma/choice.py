@@ -12,8 +12,6 @@ wherever the budget is used up to a step, never exceeds the budget, and with a l
 layer's γ rises.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import TypeAlias
 

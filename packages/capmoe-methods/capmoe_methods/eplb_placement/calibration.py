@@ -1,7 +1,5 @@
 """Place experts on ranks by the tokens that choose each in the stock model, as EPLB does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

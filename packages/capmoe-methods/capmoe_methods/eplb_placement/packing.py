@@ -1,7 +1,5 @@
 """Pack items into bins as EPLB does, whose description ``capmoe_serve.placements`` names."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Measure for MACS: the experts' modalities before a run, and the weights of tokens in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

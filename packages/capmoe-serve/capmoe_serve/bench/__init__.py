@@ -1,7 +1,5 @@
 """What a server pays, and what placements of experts give: ``capmoe-eval bench NAME``."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Final
 

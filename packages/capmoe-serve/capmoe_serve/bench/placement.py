@@ -1,7 +1,5 @@
 """Benchmark `placement`: what lossless load balancing gives, on the routing of trained models."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import tempfile

@@ -1,7 +1,5 @@
 """Read a trace of any kind; the path says which."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from importlib import resources

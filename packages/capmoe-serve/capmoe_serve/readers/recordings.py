@@ -9,8 +9,6 @@ time in its name. ``logical_count`` in a ``.json`` is what ``--init-expert-locat
 (``compute_initial_expert_location_metadata`` of ``expert_location.py``, commit 01fec5c).
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 import warnings

@@ -24,8 +24,6 @@ many tokens were cached is in ``usage.prompt_tokens_details`` (vLLM only with
 ``vllm run-batch`` puts the response into ``response.body``.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -18,8 +18,6 @@ Such documents begin short: first a query alone, then a few demonstrations of tw
 ones from the start no schedule learned to repeat a name of the context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any

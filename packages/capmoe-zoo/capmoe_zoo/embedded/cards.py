@@ -9,8 +9,6 @@ paper compares models that differ in everything (Figures 1, 2 and 13). Here the 
 total number of steps and the seeds are the same; only the initial weights differ.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence

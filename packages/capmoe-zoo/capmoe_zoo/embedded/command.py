@@ -1,7 +1,5 @@
 """``capmoe-eval train NAME``: train a model of the zoo and write its weights and card."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os

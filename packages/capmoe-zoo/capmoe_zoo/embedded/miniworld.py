@@ -5,8 +5,6 @@ model has seen 5, 10 or 25 demonstrations. Questions of the evaluation sets neve
 :mod:`capmoe_zoo.worlds.miniworld.world` says how they are kept out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any

@@ -11,8 +11,6 @@ expert is a copy of the dense MLP. As in Qwen1.5-MoE, the shared expert is a par
 each other part goes to several routed experts. Noise makes the copies different.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The artefact: all that a training made but the base; and the checkpoint of both together."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, fields
 from pathlib import Path

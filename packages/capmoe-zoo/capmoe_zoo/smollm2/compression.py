@@ -1,7 +1,5 @@
 """The bytes of an artefact: a safetensors file that xz compressed."""
 
-from __future__ import annotations
-
 import lzma
 from pathlib import Path
 from typing import Final

@@ -5,8 +5,6 @@ its GGUF file is used, none of its code. The checkpoint is written in a
 directory beside it and renamed, so that it is whole or absent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

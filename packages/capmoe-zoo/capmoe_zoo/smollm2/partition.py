@@ -6,8 +6,6 @@ low-rank updates, routers, gates and norms are trained. :func:`to_stock` makes a
 model of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

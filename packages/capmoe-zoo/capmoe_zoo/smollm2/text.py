@@ -4,8 +4,6 @@ No document of a validation or test split is read for training. A training docum
 thirteen words in a row with a validation or test document is left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

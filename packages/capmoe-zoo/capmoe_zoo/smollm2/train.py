@@ -9,8 +9,6 @@ killed training from the files of its directory.
    distributions and hidden states.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterable

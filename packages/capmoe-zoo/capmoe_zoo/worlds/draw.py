@@ -1,7 +1,5 @@
 """Make seeded random choices that are the same in every version of Python."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

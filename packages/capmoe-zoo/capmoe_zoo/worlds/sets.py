@@ -1,7 +1,5 @@
 """Write the evaluation sets that the suite ships; ``capmoe_eval.zoo.sets`` reads them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator, Mapping

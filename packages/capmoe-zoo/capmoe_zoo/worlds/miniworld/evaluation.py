@@ -5,8 +5,6 @@ shots and metrics. The ``dev`` sets were used to choose worlds and training sett
 sets have wordings, facts and number triples of their own and were used for no decision.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Collection, Mapping, Sequence

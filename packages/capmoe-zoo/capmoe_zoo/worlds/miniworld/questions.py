@@ -8,8 +8,6 @@ with the note that a listener would write, as in MTS-Dialog. A function is descr
 grammar, by its name, its description and an example, as in HumanEval.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping, Sequence

@@ -11,8 +11,6 @@ creatures, plants, machines and islands; things have everyday names. Every value
 word, so that it becomes one token and a question stays short.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence

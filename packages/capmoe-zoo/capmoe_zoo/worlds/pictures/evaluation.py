@@ -6,8 +6,6 @@ to choose the training; the ``test`` sets were used for no decision. No picture 
 with a seed of the training.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator, Mapping

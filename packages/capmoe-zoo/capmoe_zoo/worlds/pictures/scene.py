@@ -8,8 +8,6 @@ Questions have three forms. An open question is answered by a word; a claim by y
 by the letter of an option.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
