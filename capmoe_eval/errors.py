@@ -55,7 +55,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message, or its kind where it says nothing.
 
     Of a ``KeyError`` that is the key, which is said to be missing.

@@ -104,10 +104,10 @@ class TaskLibrary:
                         f"{setting}: its dataset cannot be loaded from the hub "
                         f"({first_line(error)}); set data.root=DIR to a directory in hub layout"
                     ) from error
-                damage = source.file and _damage(hashed_config(source.file, setting)[0])
+                config = hashed_config(source.file, setting)[0] if source.file else {}
                 is_list = "malformed node" in str(error)  # of the text that stands for the choices
                 hint = "; doc_to_choice must be a column or a list" if is_list else ""
-                raise UsageError(f"{setting}: {damage or first_line(error)}{hint}") from error
+                raise UsageError(f"{setting}: {_damage(config, error)}{hint}") from error
             for task in tasks["tasks"].values():
                 task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
             self._built[key] = tasks
@@ -147,17 +147,23 @@ class TaskLibrary:
         return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
 
-def _damage(config: Mapping[str, Any]) -> str | None:
-    """Return which file of documents is empty, or which line of JSON lines damaged, or None."""
-    for file in data_files(config):
+def _damage(config: Mapping[str, Any], error: Exception) -> str:
+    """Return which file of documents is empty, or which line of JSON lines damaged; else an error.
+
+    ``config`` is that of a user's own task, and empty for another.
+    """
+    files = data_files(config)
+    for file in files:
         if not file.stat().st_size:
             return f"{file} is empty"
         for number, line in enumerate(file.open("rb") if file.suffix == ".jsonl" else (), 1):
             try:
                 json.loads(line.strip() or "null")
-            except ValueError as error:
-                return f"{file}, line {number}: {first_line(error)}"
-    return None
+            except ValueError as damage:
+                return f"{file}, line {number}: {first_line(damage)}"
+    reads = files and type(error).__module__.startswith(("datasets", "pyarrow"))
+    names = f"{', '.join(map(str, files[:3]))}: " if reads else ""
+    return names + first_line(error.__cause__ or error)
 
 
 def check_metric(task: TaskId, part: ConfigurableTask) -> None:

@@ -159,6 +159,7 @@ def test_of_two_files_of_one_task_in_a_folder_the_wrong_one_is_never_loaded() ->
             "doc_to_choice must be a column or a list",
         ),
         ("dataset_kwargs: {data_files: {test: none.json}}", r"none\.json"),
+        ("dataset_kwargs: {data_files: {test: cut.json}}", r"cut\.json: Expected object or value"),
         ("dataset_kwargs: {data_files: {test: empty.jsonl}}", r"empty\.jsonl is empty"),
         ("dataset_kwargs: {data_files: {test: cut.jsonl}}", r"cut\.jsonl, line 3: Expecting value"),
     ],
@@ -167,6 +168,7 @@ def test_what_lm_eval_cannot_use_is_named(settings: str, message: str) -> None:
     """Its own errors were ``KeyError: None`` and "malformed node or string", or spoke of a hub."""
     Path("data.json").write_text('[{"q": "a robin", "right": 0}]')
     Path("empty.jsonl").touch()
+    Path("cut.json").write_text('[{"q": ')
     Path("cut.jsonl").write_text('{"q": "a robin"}\n\n{"q": a')
     task = re.sub(r"\W+", "_", settings)[:60]  # lm-eval keeps tasks and files by their names
     Path(f"{task}.yaml").write_text(f"{{task: {task}, dataset_path: json, {settings}}}")
