@@ -122,11 +122,12 @@ def pair(first: Sequence[RunScores], second: Sequence[RunScores]) -> Paired | st
         reason = _other(run.asked, everyone[0].asked)
         if reason:
             return reason
-    for side in (first, second):
-        if several := _several(side, _SETTING):
-            return f"evaluations of one side differ in {several}"
-    if several := _several(everyone, _SCORING):
-        return f"the sides differ in {several}"
+    sides = {"the first side": first, "the second side": second, "both sides": everyone}
+    for which, side in sides.items():
+        for name in _SCORING if side is everyone else _SETTING:
+            values = dict.fromkeys(run.setting.get(name, "") for run in side)
+            if len(values) > 1:
+                return f"evaluations of {which} differ in {name}: {' and '.join(values)}"
     documents = tuple((name, documents) for name, (documents, _) in everyone[0].asked.items())
     means = [np.mean([run.scores for run in side], axis=0) for side in (first, second)]
     return Paired(documents, means[0], means[1], everyone[0].images)
@@ -168,15 +169,6 @@ def by_document(tasks: Sequence[Floats]) -> Sequence[Floats]:
         return tasks
     mean: Floats = np.mean(tasks, axis=0)
     return [mean]
-
-
-def _several(runs: Sequence[RunScores], names: Sequence[str]) -> str | None:
-    """Return the first of some columns in which evaluations differ, with its values, or None."""
-    for name in names:
-        values = dict.fromkeys(run.setting.get(name, "") for run in runs)
-        if len(values) > 1:
-            return f"{name}: {' and '.join(values)}"
-    return None
 
 
 def _other(run: Mapping[str, tuple[str, int]], than: Mapping[str, tuple[str, int]]) -> str | None:

@@ -52,17 +52,13 @@ def sweep_table(root: Path) -> pd.DataFrame:
     """
     results = read(root)
     cells, (settings, notes) = results.cells, settings_of(results)
-    order = {method: place for place, method in enumerate(method_names())}
-    cells = cells.assign(
-        settings=settings,
-        gamma=pd.to_numeric(cells["gamma"]),
-        place=cells["method"].map(order),
-    ).sort_values(["place", "gamma", "settings"], ascending=[True, False, True], kind="stable")
+    gammas, places = pd.to_numeric(cells["gamma"]), cells["method"].map(method_names().index)
+    cells = cells.assign(settings=settings, gamma=gammas, place=places).sort_values(
+        ["model", "place", "gamma", "settings"], ascending=[True, True, False, True], kind="stable"
+    )
     rows: list[dict[str, object]] = []
     models, tasks = sorted(set(cells["model"])), sorted(set(cells["task"]))
-    groups = [same for _, same in cells.groupby(_ROW, dropna=False, sort=False)]
-    groups.sort(key=lambda same: models.index(same["model"].iloc[0]))
-    for line, same in enumerate(groups):
+    for line, (_, same) in enumerate(cells.groupby(_ROW, dropna=False, sort=False)):
         model, method, gamma, words = same.iloc[0][_ROW]
         factor = math.inf if is_stock(method) else gamma
         text = gamma_column(method, None if math.isnan(gamma) else gamma)
@@ -129,7 +125,8 @@ def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
     """
     texts = results.cells[list(IDENTITY)].map(_text)
     asked = results.documents[["cell", "subtask", "asked"]].drop_duplicates().astype(str)
-    hashes = (asked["subtask"] + asked["asked"]).groupby(asked["cell"]).agg("".join).map(_digest)
+    sets = (asked["subtask"] + asked["asked"]).groupby(asked["cell"]).agg("".join)
+    hashes = sets.map(lambda text: hashlib.sha256(text.encode()).hexdigest()[:8])
     texts["documents"] = results.cells["cell"].map(hashes)
 
     def differ(names: Sequence[str], *by: str) -> pd.DataFrame:
@@ -159,13 +156,10 @@ def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
     if others := sorted({*texts["task"][differ(["documents"], "task")["documents"]]}):
         tasks = ", ".join(others)
         notes.append(f"Rows are of different documents and do not compare on {tasks}.")
-    pairs = (row.dropna().items() for _, row in words.iterrows())
-    settings = [" ".join(f"{name}={value}" for name, value in row) for row in pairs]
-    return pd.Series(settings, texts.index, dtype=object), notes
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    settings = words.apply(
+        lambda row: " ".join(f"{name}={value}" for name, value in row.dropna().items()), axis=1
+    )
+    return settings, notes
 
 
 def _text(value: object) -> str:
