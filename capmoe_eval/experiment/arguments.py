@@ -67,8 +67,7 @@ def report_options(
             default=BENCHMARKS,
             help="directory of the benchmarks' files (default: %(default)s)",
         )
-    text = "directory of further configuration files, as of capmoe-eval run"
-    parser.add_argument("--config-dir", type=FOLDER, help=text)
+    parser.add_argument("--config-dir", type=FOLDER, help="directory of more files as in conf/")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)
 
 

@@ -74,11 +74,10 @@ def report_folder(root: Path) -> str:
     """
     path, here = root.resolve(), Path.cwd().resolve()
     below = path.relative_to(here).as_posix() if path.is_relative_to(here) else "."
-    if below.startswith("results/"):
-        return below.removeprefix("results/")
-    if below != "." and not (here / "results" / below).is_dir():
-        return below
-    return f"{path.name}-{hashlib.sha256(bytes(path)).hexdigest()[:6]}"
+    name = below.removeprefix("results/")
+    if below == "." or (name == below and (here / "results" / name).is_dir()):
+        return f"{path.name}-{hashlib.sha256(bytes(path)).hexdigest()[:6]}"
+    return name
 
 
 def directories(root: Path) -> tuple[Path, ...]:

@@ -42,11 +42,10 @@ def sweep_figure(directory: Path) -> Spec:
 def _gather(directory: Path) -> Sources:
     """Return the results of a directory; UsageError if there is none in it."""
     results = read(directory)
-    cells = results.cells
     return Sources(
         profile=directory.resolve().name,
-        planned=len(cells),
-        digests=list(cells["cell"]),
+        planned=len(results.cells),
+        digests=list(results.cells["cell"]),
         names={"directory": str(directory)},
         frames=lambda: results,
     )

@@ -152,10 +152,9 @@ def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
             is_shown[name] |= texts[name] != common
     texts[_QUESTIONS + _OF_MODEL] = texts[_QUESTIONS + _OF_MODEL].replace("", "null")
     words = texts[is_shown.columns].where(is_shown & (texts[is_shown.columns] != ""))
-    notes = [f"Where the settings of a row do not name them: {', '.join(usual)}."] * bool(usual)
+    notes = [f"Settings that are not named: {', '.join(usual)}."] * bool(usual)
     if others := sorted({*texts["task"][differ(["documents"], "task")["documents"]]}):
-        tasks = ", ".join(others)
-        notes.append(f"Rows are of different documents and do not compare on {tasks}.")
+        notes.append(f"Other documents, so that results do not compare: {', '.join(others)}.")
     settings = words.apply(
         lambda row: " ".join(f"{name}={value}" for name, value in row.dropna().items()), axis=1
     )

@@ -165,7 +165,11 @@ def test_the_wide_interval_covers(seeds: Sequence[int], family_sd: float, shared
     ("first", "second", "reason"),
     [
         ([(1.0, "acc_norm", {})], "acc", "of both sides differ in task.metric: acc_norm"),
-        ([(0.5, "acc", {}), (1.0, "acc", {})], "acc", "the first side differ in gamma: 0.5 and 1.0"),
+        (
+            [(0.5, "acc", {}), (1.0, "acc", {})],
+            "acc",
+            "the first side differ in gamma: 0.5 and 1.0",
+        ),
         ([(1.0, "acc", {"batch_size": n}) for n in (4, 8)], "acc", "differ in batch_size: 4 and 8"),
         ([(1.0, "acc", {"shuffle": n}) for n in (0, 1)], "acc", ""),
     ],

@@ -163,7 +163,7 @@ def test_what_tasks_share_divides_the_rows_of_a_directory(shell: Shell) -> None:
         ("batch_size=4", "batch_size=8", ["batch_size=4", "batch_size=8"], ""),
         ("model.dtype=float32", "model.dtype=bfloat16", ["model.dtype=float32"] * 2, ""),
         ("model.revision=old", "model.revision=new", ["model.revision=old"] * 2, ""),
-        ("", "", ["documents="] * 2, "Rows are of different documents and do not compare on obqa."),
+        ("", "", ["documents="] * 2, "Other documents, so that results do not compare: obqa."),
     ],
 )
 def test_what_differs_between_methods_is_in_their_rows(
@@ -212,7 +212,7 @@ def test_the_usual_settings_of_other_models_and_methods_are_a_note(shell: Shell)
         for method in ("baseline", "score"):
             more = [f"model.name={model}", f"method={method}", f"batch_size={size}"]
             write_all(planned(*words, *more, "gamma=1.0", f"ep_size={ranks}"), graded)
-    note = "Where the settings of a row do not name them: ep_size=2, batch_size=16."
+    note = "Settings that are not named: ep_size=2, batch_size=16."
     assert note in shell("table", "sweeps")[1].replace("\\", "")
     table = pd.read_csv("reports/sweeps/sweep.csv").query("column == 'obqa'")
     of_models = table.groupby("model")["Settings"].agg(list)
@@ -220,9 +220,7 @@ def test_the_usual_settings_of_other_models_and_methods_are_a_note(shell: Shell)
     assert table.query("model != 'three'")["Settings"].isna().all()
     assert shell("figure", "sweeps", "--formats=")[0] == 0
     about = json.loads(Path("reports/sweeps/figures/sweep.json").read_text())
-    assert (
-        "Where the settings of a row do not name them: ep_size=2, batch_size=16." in about["notes"]
-    )
+    assert "Settings that are not named: ep_size=2, batch_size=16." in about["notes"]
     lines = pd.read_csv("reports/sweeps/figures/sweep.csv").query("model == 'three'")["line"]
     assert set(lines) == {"Baseline, batch_size=64", "Token Drop, ep_size=6 batch_size=64"}
 
