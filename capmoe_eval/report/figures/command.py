@@ -73,9 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             folder = options.out / (spec.folder or experiment.folder) / "figures"
             paths = write_figure(spec, material, folder, formats)
             print("written: " + ", ".join(str(path) for path in paths))
-            lines = [
-                note for note in material.notes if note.startswith(("Left out", "No mean", "Other"))
-            ]
+            lines = [note for note in material.notes if note.startswith(("Left", "No m", "Other"))]
             if material.n_absent:
                 lines.append(
                     f"{material.n_absent} of {material.planned} {material.unit} are missing; "

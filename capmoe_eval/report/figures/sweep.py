@@ -9,16 +9,23 @@ from typing import Any, Final
 import numpy as np
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_suffix, is_stock, method_title
+from capmoe_eval.experiment.names import (
+    BITS_PER_BYTE,
+    gamma_suffix,
+    is_share,
+    is_stock,
+    method_title,
+)
 from capmoe_eval.experiment.results import report_folder
 from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import Spec
 from capmoe_eval.report.figures.scores import over_tasks, whole, with_interval
 from capmoe_eval.report.figures.sources import Sources
-from capmoe_eval.report.tables.sweep import SHARE, settings_of, share_interval, units_of
+from capmoe_eval.report.tables.sweep import settings_of, share_interval
 from capmoe_eval.results.frames import read
 
+_SHARE: Final = "score (%)"  # the unit of scores that are shares; others have that of their metric
 _LOADS: Final = {
     "dropped_percent": "dropped pairs (%)",
     "straggler": "fullest expert / mean load",
@@ -58,11 +65,12 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
     """
     cells, (settings, notes) = sources.results.cells, settings_of(sources.results)
     sources.notes.extend(notes)
+    units = cells["task.metric"].replace(BITS_PER_BYTE, "bits per byte")
     cells = cells.assign(
         dropped_percent=100 * cells["drop_rate"],
         straggler=cells["load.mean_peak_after"],
         line=cells["method"].map(method_title) + (", " + settings).replace(", ", ""),
-        unit=units_of(cells),
+        unit=units.mask(cells["task.metric"].map(is_share), _SHARE),
     )
     without = cells["gamma"].isna() & ~cells["method"].map(is_stock)
     if without.any():
@@ -82,7 +90,7 @@ def by_gamma(sources: Sources) -> pd.DataFrame:
         means = means.assign(model=model, unit=unit, tasks=", ".join(tasks))
         means = whole(means, sources.notes, _named)
         means[["score", "stderr"]] /= 100
-        if unit == SHARE:
+        if unit == _SHARE:
             columns = (means["score"], means["stderr"], means["n"] * len(tasks))
             ends = [share_interval(*map(float, row)) for row in zip(*columns, strict=True)]
             means[["score_low", "score_high"]] = 100 * np.array(ends)

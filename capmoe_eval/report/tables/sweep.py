@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from capmoe_eval.experiment.cell import CELL_FIELDS
-from capmoe_eval.experiment.names import (
-    BITS_PER_BYTE,
-    gamma_column,
-    is_share,
-    is_stock,
-    method_title,
-)
+from capmoe_eval.experiment.names import gamma_column, is_share, is_stock, method_title
 from capmoe_eval.experiment.results import report_folder
 from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import PaperTable
@@ -24,8 +18,6 @@ from capmoe_eval.report.tables.table import as_table
 from capmoe_eval.results.frames import IDENTITY, Results, read
 from capmoe_eval.routing.registry import knobs, method_names
 
-SHARE: Final = "score (%)"
-"""The unit of scores that are shares; that of others is their metric."""
 _REACH: Final = 1.96  # standard errors to either end of a 95 % interval
 _PERCENT: Final = 100.0
 _ROW: Final = ["model", "method", "gamma", "settings"]
@@ -108,12 +100,6 @@ def share_interval(share: float, error: float, count: float) -> tuple[float, flo
     square = _REACH**2 / (variance / error**2 if variance and error else count)
     centre, reach = share + square / 2, math.sqrt(max(0.0, square * variance + square**2 / 4))
     return (centre - reach) / (1 + square), (centre + reach) / (1 + square)
-
-
-def units_of(cells: pd.DataFrame) -> pd.Series[str]:
-    """Return the unit of each cell's score."""
-    metrics = cells["task.metric"]
-    return metrics.replace(BITS_PER_BYTE, "bits per byte").mask(metrics.map(is_share), SHARE)
 
 
 def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
