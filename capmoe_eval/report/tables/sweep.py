@@ -57,8 +57,10 @@ def sweep_table(root: Path) -> pd.DataFrame:
         row = {"line": line, "block": models.index(model), "Model": model, "γ": text}
         row |= {"Method": method_title(method), "Settings": words}
         row |= {"model": model, "method": method, "gamma": factor}
-        of_tasks = {task: _mean(same[same["task"] == task]) for task in tasks}
-        loads = same.groupby("task")[["drop_rate", "load.mean_peak_after"]].mean().mean()
+        by_task = same.groupby("task")
+        of_tasks: dict[str, dict[str, object]] = {task: {} for task in tasks}
+        of_tasks |= {str(task): _mean(of) for task, of in by_task}
+        loads = by_task[["drop_rate", "load.mean_peak_after"]].mean().mean()
         of_tasks["Dropped"] = {"value": _PERCENT * loads["drop_rate"]}
         of_tasks["Straggler"] = {"value": loads["load.mean_peak_after"]}
         rows += [row | {"column": column} | cell for column, cell in of_tasks.items()]
@@ -74,8 +76,6 @@ def sweep_table(root: Path) -> pd.DataFrame:
 
 def _mean(same: pd.DataFrame) -> dict[str, object]:
     """Return the mean over the seeds of a setting on a task, with its 95 % interval."""
-    if same.empty:
-        return {}
     of_share = is_share(same["task.metric"].iloc[0])
     scale = _PERCENT if of_share else 1.0
     values, errors = (scale * same[name].dropna() for name in ("value", "stderr"))
@@ -138,7 +138,7 @@ def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
             is_shown[name] |= texts[name] != common
     texts[_QUESTIONS + _OF_MODEL] = texts[_QUESTIONS + _OF_MODEL].replace("", "null")
     words = texts[is_shown.columns].where(is_shown & (texts[is_shown.columns] != ""))
-    notes = [f"Settings that are not named: {', '.join(usual)}."] * bool(usual)
+    notes = [f"Unless a row says otherwise: {', '.join(usual)}."] * bool(usual)
     if others := sorted({*texts["task"][differ(["documents"], "task")["documents"]]}):
         notes.append(f"Other documents, so that results do not compare: {', '.join(others)}.")
     settings = words.apply(

@@ -212,7 +212,7 @@ def test_the_usual_settings_of_other_models_and_methods_are_a_note(shell: Shell)
         for method in ("baseline", "score"):
             more = [f"model.name={model}", f"method={method}", f"batch_size={size}"]
             write_all(planned(*words, *more, "gamma=1.0", f"ep_size={ranks}"), graded)
-    note = "Settings that are not named: ep_size=2, batch_size=16."
+    note = "Unless a row says otherwise: ep_size=2, batch_size=16."
     assert note in shell("table", "sweeps")[1].replace("\\", "")
     table = pd.read_csv("reports/sweeps/sweep.csv").query("column == 'obqa'")
     of_models = table.groupby("model")["Settings"].agg(list)
@@ -220,7 +220,7 @@ def test_the_usual_settings_of_other_models_and_methods_are_a_note(shell: Shell)
     assert table.query("model != 'three'")["Settings"].isna().all()
     assert shell("figure", "sweeps", "--formats=")[0] == 0
     about = json.loads(Path("reports/sweeps/figures/sweep.json").read_text())
-    assert "Settings that are not named: ep_size=2, batch_size=16." in about["notes"]
+    assert "Unless a row says otherwise: ep_size=2, batch_size=16." in about["notes"]
     lines = pd.read_csv("reports/sweeps/figures/sweep.csv").query("model == 'three'")["line"]
     assert set(lines) == {"Baseline, batch_size=64", "Token Drop, ep_size=6 batch_size=64"}
 
