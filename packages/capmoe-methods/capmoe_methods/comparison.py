@@ -7,15 +7,13 @@ import functools
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from capmoe_eval.lazy import pd
 from capmoe_eval.paper.pairing import Floats, Paired, answered_by_cells, pair
+from capmoe_eval.results.frames import Results
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from capmoe_eval.results.frames import Results
 
 RESAMPLES: Final = 10_000
 _SEED: Final = 20260101

@@ -16,18 +16,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from capmoe_eval.experiment.names import is_stock
 from capmoe_eval.lazy import pd
 from capmoe_eval.paper.pairing import Floats, Paired, pool
 from capmoe_eval.paper.statistics import mean_interval
+from capmoe_eval.results.frames import Results
 
 from capmoe_methods.comparison import Interval, interval, nearness, paired_between, peaks
-
-if TYPE_CHECKING:
-    from capmoe_eval.results.frames import Results
 
 _OF_CELL: Final = ("model", "task", "budget", "budget_of", "drop_rate", "straggler")
 _COMPARED: Final = ("static", "gain", "most", "apart", "scores", "points")

@@ -13,14 +13,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from capmoe_eval.experiment.names import family
 from capmoe_eval.lazy import pd
 from capmoe_eval.paper.pairing import Paired, RunScores, answered_by_cells, pair, pool, shares
-
-if TYPE_CHECKING:
-    from capmoe_eval.results.frames import Results
+from capmoe_eval.results.frames import Results
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from capmoe_bench.timings import Bench
@@ -25,13 +25,11 @@ from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.results.frames import MIX, Results, results_of, setting
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
+from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from capmoe_report.effects import Effect, pair_cells, pooled
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _LANGUAGE: Final = (MIX, *(column.task for column in ALL_TASKS))
 

@@ -9,11 +9,11 @@ import numpy as np
 from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
+from capmoe_eval.report.figures.sources import Sources
 
 from capmoe_methods.trial import by_model, outcomes, primary, sentence, stragglers, verdicts
 
 if TYPE_CHECKING:
-    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 # Scores are filled, and stand at the right of a budget: no colour stands alone.

@@ -11,11 +11,11 @@ from capmoe_eval.experiment.names import method_title
 from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
+from capmoe_eval.report.figures.sources import Sources
 
 from capmoe_methods.comparison import lost, peaks
 
 if TYPE_CHECKING:
-    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 LOST: Final = ("lost", "lost_low", "lost_high")

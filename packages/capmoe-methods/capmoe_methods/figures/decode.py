@@ -11,11 +11,11 @@ from capmoe_eval.paper.pairing import answered_by_cells, pair
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.scores import with_interval
+from capmoe_eval.report.figures.sources import Sources
 
 from capmoe_methods.comparison import Interval, interval, share_of
 
 if TYPE_CHECKING:
-    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 _MODES: Final = {"unconstrained": "the prompt alone", "constrained": "every step"}

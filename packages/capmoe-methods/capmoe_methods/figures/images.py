@@ -11,11 +11,11 @@ from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.images import told_apart
 from capmoe_eval.report.figures.scores import with_interval
+from capmoe_eval.report.figures.sources import Sources
 
 from capmoe_methods.figures.quality import PEAK, front, pareto_front
 
 if TYPE_CHECKING:
-    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 _PRIORITIES: Final = {

@@ -9,13 +9,13 @@ from capmoe_eval.experiment.names import gamma_suffix, gamma_text, is_stock, met
 from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
+from capmoe_eval.report.figures.sources import Sources
+from capmoe_eval.results.frames import Results
 
 from capmoe_methods.comparison import interval, nearness, paired_between, peaks
 from capmoe_methods.figures.comparators import LOST, losses
 
 if TYPE_CHECKING:
-    from capmoe_eval.report.figures.sources import Sources
-    from capmoe_eval.results.frames import Results
     from matplotlib.figure import Figure
 
 _DROP, _MACS = map(method_title, ("score", "macs"))

@@ -13,10 +13,10 @@ from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.scores import over_tasks, whole
+from capmoe_eval.report.figures.sources import Sources
 from capmoe_eval.routing.registry import method_names
 
 if TYPE_CHECKING:
-    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 PEAK: Final = "mean peak load of an expert / mean load"

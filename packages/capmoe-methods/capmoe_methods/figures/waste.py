@@ -9,9 +9,9 @@ from capmoe_eval.lazy import pd
 from capmoe_eval.report.figures import drawing as d
 from capmoe_eval.report.figures.catalogue import figure
 from capmoe_eval.report.figures.routing import GRID, pooled_grid
+from capmoe_eval.report.figures.sources import Sources
 
 if TYPE_CHECKING:
-    from capmoe_eval.report.figures.sources import Sources
     from matplotlib.figure import Figure
 
 PENALTIES: Final = (1.0, 5.0, 20.0)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from capmoe_eval.evaluation.longicl.protocol import INTRODUCTION, question
 from capmoe_eval.experiment.files import read_data
+from capmoe_eval.zoo.hub import REAL_TEXT
 from capmoe_eval.zoo.tokenizer import wrapped
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
@@ -50,7 +51,6 @@ Query = tuple[str, str]
 def train_split() -> list[Query]:
     """Read the train split."""
     import pyarrow.parquet as pq  # which training on the mini-world need not have
-    from capmoe_eval.zoo.hub import REAL_TEXT
 
     table = pq.read_table(REAL_TEXT / "mteb" / "banking77" / "default" / "train.parquet")
     columns = table.select(["text", "label_text"]).to_pydict()
