@@ -43,8 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     if set(arguments) <= {"-h", "--help"}:
         print(_HELP)
     # lm-eval checks little of what it is given: its errors are mistakes of the user.
-    status = run_command(_run, ("lm-eval stopped: ", 2))
-    if status:
+    if status := run_command(_run, ("lm-eval stopped: ", 2)):
         sys.exit(status)
 
 

@@ -26,8 +26,7 @@ _SAMPLE = 1 << 16  # hashed values of a tensor
 _WHOLE = 1 << 24
 # The files that transformers reads; a directory may have others, such as those of a training.
 _OF_CHECKPOINT = re.compile(
-    r".*config\.json|.*token.*|chat_template.*|vocab.*|merges\.txt|.*\.safetensors"
-    r"|(model|pytorch_model).*\.(bin|index\.json)"
+    r".*(config\.json|\.safetensors|token.*)|(chat_template|vocab|merges|(pytorch_)?model)[.-].*"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PROCESSOR = re.compile(r"^model name\s*:\s*(\S.*?)\s*$", re.MULTILINE)

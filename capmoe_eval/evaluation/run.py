@@ -279,10 +279,8 @@ class _Computation:
         checkpoint = checkpoint_hash(plan.cell.model)
         lm = load_lm(plan)
         if checkpoint != checkpoint_hash(plan.cell.model):
-            raise UsageError(
-                f"model.pretrained={shown(plan.cell.model.pretrained)}: its files changed while "
-                "they were loaded; run the command again"
-            )
+            name = shown(plan.cell.model.pretrained)
+            raise UsageError(f"{name}: its files changed while they were loaded; run it again")
         lm.checkpoint = checkpoint
         self._compare(plan, lm)
         lm.on_progress = self.progress.advance

@@ -88,8 +88,7 @@ class TaskLibrary:
             manager._factory = factory = _RootedFactory(source, name, dataset)
             try:
                 tasks = manager.load([name])
-                factory.check()
-                factory.check_unchanged(setting)
+                factory.check(setting)
                 _ask_first(tasks["tasks"])
             except UsageError:
                 raise
@@ -148,19 +147,13 @@ class TaskLibrary:
 
 
 def _damage(config: Mapping[str, Any], error: Exception) -> str:
-    """Return which file of documents is empty, or which line of JSON lines damaged; else an error.
+    """Return what is wrong with the documents of a user's own task, or else an error's line.
 
-    ``config`` is that of a user's own task, and empty for another.
+    ``config`` is that of the task, and empty for another.
     """
     files = data_files(config)
-    for file in files:
-        if not file.stat().st_size:
-            return f"{file} is empty"
-        for number, line in enumerate(file.open("rb") if file.suffix == ".jsonl" else (), 1):
-            try:
-                json.loads(line.strip() or "null")
-            except ValueError as damage:
-                return f"{file}, line {number}: {first_line(damage)}"
+    if empty := [file for file in files if not file.stat().st_size]:
+        return f"{empty[0]} is empty"
     reads = files and type(error).__module__.startswith(("datasets", "pyarrow"))
     names = f"{', '.join(map(str, files[:3]))}: " if reads else ""
     return names + first_line(error.__cause__ or error)
@@ -278,29 +271,26 @@ class _RootedFactory(TaskFactory):
     def __init__(self, source: DataSource, name: str, dataset: str | None) -> None:
         super().__init__()
         self._source, self._name, self._dataset = source, name, dataset
-        self._read: set[str] = set()
-        self._caches: set[Path] = set()
+        self._read, self._caches = set[str](), set[Path]()
 
-    def check(self) -> None:
-        """Refuse data sets that are not those which the built tasks read (UsageError)."""
+    def check(self, setting: str) -> None:
+        """Refuse files that changed since they were hashed, and data sets that no task reads."""
+        source, file = self._source, self._source.file
+        hashes = {name: source.fingerprint(name) for name in self._read}
+        if (file and source.file_hash not in (None, hashed_config(file, str(file))[1])) or any(
+            source.fingerprint(name, anew=True) != old for name, old in hashes.items()
+        ):
+            for cache in self._caches:  # it may have the documents of another hash
+                shutil.rmtree(cache, ignore_errors=True)
+            raise UsageError(
+                f"{setting}: its files changed while the run began; run the command again"
+            )
         if self._dataset is None or not self._read:  # a task in Python may not say what it reads
             return
         if self._read != {part.strip() for part in self._dataset.split("+")}:
             raise UsageError(
                 f"task={self._name}: dataset={self._dataset}: it reads "
                 f"{' + '.join(sorted(self._read))}; a group reads what the files of its tasks say"
-            )
-
-    def check_unchanged(self, setting: str) -> None:
-        """Refuse files that changed since they were hashed: their hash names other documents."""
-        source = self._source
-        file, old = source.file, source.file_hash
-        changed = file is not None and old not in (None, hashed_config(file, str(file))[1])
-        if changed or any(map(source.is_changed, self._read)):
-            for cache in self._caches:  # it may have the documents of another hash
-                shutil.rmtree(cache, ignore_errors=True)
-            raise UsageError(
-                f"{setting}: its files changed while the run began; run the command again"
             )
 
     def _load_full_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

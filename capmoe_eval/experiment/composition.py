@@ -311,10 +311,7 @@ def task_word(name: str) -> str:
 
 
 def hashed_config(file: Path, text: str) -> tuple[dict[str, Any], str]:
-    """Return the settings of a task file, and the hash of it and of all files that it needs.
-
-    ``text`` names it in messages, which are UsageErrors.
-    """
+    """Return the settings of a task file, ``text`` in messages, and a hash of all that it needs."""
     read: dict[Path, bytes] = {}
     config = _task_config(file, text, read)
     for path in data_files(config):

@@ -339,9 +339,8 @@ def _plan(config: Mapping[str, Any], task_name: str) -> CellPlan:
     model, task = config["model"], TASK_DEFAULTS | config["tasks"][task_name]
     root = task["data_root"] or config["data"]["root"]
     name = None if task["data_root"] else config["data"]["name"]
-    source = data_source(root, name)
-    if task["file"]:
-        source = replace(source, file=Path(task["file"]), file_hash=task["file_hash"])
+    file = {"file": Path(task["file"]), "file_hash": task["file_hash"]} if task["file"] else {}
+    source = replace(data_source(root, name), **file)
     cell = Cell(
         model=ModelId(
             **{field: model[field] for field in MODEL_FIELDS},

@@ -57,18 +57,17 @@ class DataSource:
             )
         return directory
 
-    def fingerprint(self, dataset: str) -> str | None:
-        """Return a hash of a dataset's files, or of several joined by ``+``; None for the hub."""
+    def fingerprint(self, dataset: str, *, anew: bool = False) -> str | None:
+        """Return a hash of a dataset's files, or of several joined by ``+``; None for the hub.
+
+        Files are read once in a process, unless ``anew``.
+        """
+        hashed = _hash_files.__wrapped__ if anew else _hash_files
         directories = [self.directory(name.strip()) for name in dataset.split("+")]
-        return "+".join(_hash_files(directory) for directory in directories if directory) or None
-
-    def is_changed(self, dataset: str) -> bool:
-        """Return whether a dataset's files are other than when :meth:`fingerprint` read them."""
-        again = _hash_files.__wrapped__
-        return (of := self.directory(dataset)) is not None and again(of) != _hash_files(of)
+        return "+".join(hashed(directory) for directory in directories if directory) or None
 
 
-@functools.cache  # so a process does not notice files that change while it runs
+@functools.cache
 def _hash_files(directory: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):

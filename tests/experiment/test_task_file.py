@@ -161,7 +161,7 @@ def test_of_two_files_of_one_task_in_a_folder_the_wrong_one_is_never_loaded() ->
         ("dataset_kwargs: {data_files: {test: none.json}}", r"none\.json"),
         ("dataset_kwargs: {data_files: {test: cut.json}}", r"cut\.json: Expected object or value"),
         ("dataset_kwargs: {data_files: {test: empty.jsonl}}", r"empty\.jsonl is empty"),
-        ("dataset_kwargs: {data_files: {test: cut.jsonl}}", r"cut\.jsonl, line 3: Expecting value"),
+        ("dataset_kwargs: {data_files: {test: cut.jsonl}}", r"cut\.jsonl: JSON parse error"),
     ],
 )
 def test_what_lm_eval_cannot_use_is_named(settings: str, message: str) -> None:
