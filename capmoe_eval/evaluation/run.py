@@ -431,21 +431,19 @@ def finished_record(plan: CellPlan) -> Record | None:
     """Return a cell's record, or None if there is none.
 
     Raises:
-        UsageError: If it is not whole, of other documents, of other files of a local checkpoint, or
-            of other code of a user's method.
+        UsageError: If it is not whole, or of other documents, local checkpoint or method's code.
     """
     fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
     if (place := plan.stored) is None:
         return None
     record = read_record(*place)
-    recorded = record.provenance.data_fingerprint
-    if fingerprint is not None and recorded != fingerprint:  # None: the hub's is not known yet
-        raise UsageError(
-            f"{record.path}: computed from other documents (fingerprint {recorded}, now "
-            f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, "
-            "or delete the old results"
-        )
     origin, model = record.provenance, plan.cell.model
+    if fingerprint not in (None, origin.data_fingerprint):  # None: the hub's is not known yet
+        raise UsageError(
+            f"{record.path}: computed from other documents (fingerprint {origin.data_fingerprint}, "
+            f"now {fingerprint}); name the new ones with data.name=NAME, choose another "
+            "results_dir, or delete the old results"
+        )
     code, files = f"code of method {record.method}", f"files of {shown(model.pretrained)}"
     for source, old, now in (
         (f"by other {code}", origin.method_source, method_source(plan.cell.method)),

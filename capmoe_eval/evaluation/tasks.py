@@ -147,10 +147,7 @@ class TaskLibrary:
 
 
 def _damage(config: Mapping[str, Any], error: Exception) -> str:
-    """Return what is wrong with the documents of a user's own task, or else an error's line.
-
-    ``config`` is that of the task, and empty for another.
-    """
+    """Return what is wrong with the documents of a user's task, if it has a config, or an error."""
     files = data_files(config)
     if empty := [file for file in files if not file.stat().st_size]:
         return f"{empty[0]} is empty"
@@ -274,7 +271,7 @@ class _RootedFactory(TaskFactory):
         self._read, self._caches = set[str](), set[Path]()
 
     def check(self, setting: str) -> None:
-        """Refuse files that changed since they were hashed, and data sets that no task reads."""
+        """Refuse files that changed since their hash, and other data sets than the tasks read."""
         source, file = self._source, self._source.file
         hashes = {name: source.fingerprint(name) for name in self._read}
         if (file and source.file_hash not in (None, hashed_config(file, str(file))[1])) or any(

@@ -181,8 +181,7 @@ def check_writable(field: str, path: Path, directory: Path | None = None) -> Non
 def with_imported(file: Path) -> set[Path]:
     """Return a module's file, and those that it imports from its own directory, which is a user's.
 
-    Raises:
-        SyntaxError: If one of them is no Python.
+    One that is no Python is a SyntaxError.
     """
     installed = file.parent.name in ("site-packages", "dist-packages")
     finder = ModuleFinder([] if installed else [str(file.parent)], excludes=["capmoe_eval"])

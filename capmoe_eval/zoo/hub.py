@@ -16,7 +16,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def ready(source: DataSource) -> DataSource:
     """
     if not is_embedded(source.name) or source.root != Path(source.name):
         return source
-    return replace(source, root=embedded_hub(source.name))
+    return DataSource(source.name, embedded_hub(source.name), source.file, source.file_hash)
 
 
 def embedded_hub(name: str, split: str = "test") -> Path:
