@@ -141,10 +141,8 @@ def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
     notes = [f"Unless a row says otherwise: {', '.join(usual)}."] * bool(usual)
     if others := sorted({*texts["task"][differ(["documents"], "task")["documents"]]}):
         notes.append(f"Other documents, so that results do not compare: {', '.join(others)}.")
-    settings = words.apply(
-        lambda row: " ".join(f"{name}={value}" for name, value in row.dropna().items()), axis=1
-    )
-    return settings, notes
+    rows = words.apply(lambda row: " ".join(f"{k}={v}" for k, v in row.dropna().items()), axis=1)
+    return rows, notes
 
 
 def _text(value: object) -> str:
