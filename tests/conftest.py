@@ -1,5 +1,7 @@
+import atexit
 import gc
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -7,8 +9,11 @@ from pathlib import Path
 
 # Before any library reads them: what tests make stays out of the user's caches, and nothing waits
 # for a hub that tests must not need. The workers of pytest-xdist share what one of them has made.
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="capmoe-tests-")
+if not os.environ.get("PYTEST_XDIST_WORKER"):
+    _CACHE, _OWNER = tempfile.mkdtemp(prefix="capmoe-tests-"), os.getpid()
+    os.environ["XDG_CACHE_HOME"] = _CACHE
+    # A fork that ends removes nothing.
+    atexit.register(lambda: os.getpid() == _OWNER and shutil.rmtree(_CACHE, ignore_errors=True))
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TQDM_DISABLE", "1")
 

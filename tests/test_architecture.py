@@ -106,3 +106,12 @@ def test_what_is_light_starts_without_the_heavy_libraries() -> None:
     imported = {module: {*names} for module, names in map(json.loads, done.stdout.splitlines())}
     heavy = {module: {*names} & imported[module] for module, names in LIGHT.items()}
     assert {module: names for module, names in heavy.items() if names} == {}
+
+
+def test_the_cache_of_the_tests_goes_with_them(tmp_path: Path) -> None:
+    """It has up to 300 MB, and filled a disk."""
+    fork = (
+        "import os, sys, tests.conftest as c; os.fork() or sys.exit(); os.wait(); os.stat(c._CACHE)"
+    )
+    done = run(sys.executable, "-c", fork, TMPDIR=str(tmp_path), PYTEST_XDIST_WORKER="")
+    assert (done.returncode, [*tmp_path.iterdir()]) == (0, []), done.stderr
