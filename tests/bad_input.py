@@ -308,7 +308,7 @@ CLAIMS: Mapping[str, Mapping[str, str]] = {
         },
     },
     "replicate": {
-        "": "no finished evaluation of experiment=replicate",
+        "": "no finished contrast of experiment=replicate",
         "profile=fresh": "the settings of the records that `capmoe-eval table results/fresh` shows",
         "experiment=table1": "experiment=table1",
         "gamma=1": "gamma=1",

@@ -14,7 +14,7 @@ from capmoe_eval.experiment.results import report_folder
 from capmoe_eval.lazy import pd
 from capmoe_eval.paper.layout import PaperTable
 from capmoe_eval.report.tables.fill import cell_notes, error_over_seeds
-from capmoe_eval.report.tables.table import as_table
+from capmoe_eval.report.tables.table import SETTINGS, as_table
 from capmoe_eval.results.frames import IDENTITY, Results, read
 from capmoe_eval.routing.registry import knobs, method_names
 
@@ -55,7 +55,7 @@ def sweep_table(root: Path) -> pd.DataFrame:
         factor = math.inf if is_stock(method) else gamma
         text = gamma_column(method, None if math.isnan(gamma) else gamma)
         row = {"line": line, "block": models.index(model), "Model": model, "γ": text}
-        row |= {"Method": method_title(method), "Settings": words}
+        row |= {"Method": method_title(method), SETTINGS: words}
         row |= {"model": model, "method": method, "gamma": factor}
         by_task = same.groupby("task")
         of_tasks: dict[str, dict[str, object]] = {task: {} for task in tasks}
@@ -65,7 +65,7 @@ def sweep_table(root: Path) -> pd.DataFrame:
         of_tasks["Straggler"] = {"value": loads["load.mean_peak_after"]}
         rows += [row | {"column": column} | cell for column, cell in of_tasks.items()]
     layout = PaperTable("sweep", "ours", 0, "Results in {root}", _CAPTION)
-    table = as_table(layout, ["Model", "Method", "γ", "Settings"], rows, root=root.name)
+    table = as_table(layout, ["Model", "Method", "γ", SETTINGS], rows, root=root.name)
     table.attrs |= {"folder": report_folder(root), "notes": [*cell_notes(table), *notes]}
     # Methods differ in thousandths of a bit.
     table.attrs["fine"] = dict.fromkeys(cells["task"][~cells["task.metric"].map(is_share)], 4)

@@ -13,6 +13,7 @@ from capmoe_eval.paper.layout import PaperTable
 from capmoe_eval.paper.statistics import holm
 from capmoe_eval.report.texts import ABSENT, latex, markdown, one_line
 
+SETTINGS: Final = "Settings"
 ALPHA: Final = 0.05
 """A paired test is significant where its p, corrected for the table's tests, is below this."""
 _NUMBERS: Final = (
@@ -170,7 +171,10 @@ def write(table: pd.DataFrame, directory: Path) -> list[Path]:
 
 
 def _wide(table: pd.DataFrame, markup: Markup) -> pd.DataFrame:
-    """Return the rows as texts, by block; labels that repeat those above are empty."""
+    """Return the rows as texts, by block; labels that repeat those above are empty.
+
+    The settings are always there: an empty text stands for none.
+    """
     labels, decimals, fine = (table.attrs[name] for name in ("labels", "decimals", "fine"))
     rows: list[list[str]] = []
     blocks: list[Any] = []
@@ -178,8 +182,11 @@ def _wide(table: pd.DataFrame, markup: Markup) -> pd.DataFrame:
         above = [""] * len(labels)
         for _, row in block.groupby("line"):
             names = row.iloc[0][labels].tolist()
-            both = zip(names, above, strict=True)
-            texts = ["" if name == previous else markup.escape(name) for name, previous in both]
+            both = zip(labels, names, above, strict=True)
+            texts = [
+                "" if name == previous and label != SETTINGS else markup.escape(name)
+                for label, name, previous in both
+            ]
             above, cells = names, [*row.itertuples()]
             numbers = (cell_text(each, markup, fine.get(each.column, decimals)) for each in cells)
             rows.append([*texts, *numbers])

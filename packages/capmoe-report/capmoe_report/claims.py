@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def write() -> int:
         for word in parsed.overrides:
-            if (key := word.partition("=")[0]) not in _KEYS:
+            if (key := word.partition("=")[0]) not in (*_KEYS, "hydra.searchpath"):
                 raise bad_choice("key", key, _KEYS)
         config = composed(parsed.overrides)
         profile, results = profile_name(config), Path(config.results_dir)

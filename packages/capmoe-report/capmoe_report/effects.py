@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import Literal
 
-from capmoe_eval.experiment.names import family
+from capmoe_eval.experiment.names import family, is_share
 from capmoe_eval.lazy import pd
 from capmoe_eval.paper.pairing import Paired, RunScores, answered_by_cells, pair, pool, shares
 from capmoe_eval.results.frames import Results
@@ -86,9 +86,24 @@ def contrast(
     second: pd.DataFrame,
     without: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Effect:
-    """Compare two sides on the tasks that a model has on both; arguments as :func:`pair_cells`."""
+    """Compare two sides on the tasks that a model has on both; arguments as :func:`pair_cells`.
+
+    Beside shares, such as accuracies, a metric that is no share is left out as unpaired; alone it
+    is compared, in hundredths of its unit.
+    """
     pairs, unpaired = pair_cells(results, first, second, without)
-    return dataclasses.replace(pooled(pairs), unpaired=unpaired)
+    asked = first["metric"].where(first["metric"] != "", first["task.metric"])
+    metrics = zip(first["model"], first["task.lm_eval"], asked, strict=True)
+    others = {
+        (model, task): f"{metric} is no share, as other tasks' metrics are"
+        for model, task, metric in metrics
+        if not is_share(metric) and task in pairs.get(model, ())
+    }
+    if len(others) < sum(map(len, pairs.values())):
+        for model, task in others:
+            del pairs[model][task]
+        unpaired |= others
+    return dataclasses.replace(pooled({m: of for m, of in pairs.items() if of}), unpaired=unpaired)
 
 
 def pair_cells(

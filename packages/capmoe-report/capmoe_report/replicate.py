@@ -48,19 +48,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config, plans = planned(["experiment=replicate", *parsed.overrides])
         profile = profile_name(config)
         records, notes = finished(plans)
+        *_, shipped = directories(plans[0].root)
+        nothing = UsageError(
+            f"profile={profile}: no finished contrast of experiment=replicate; run "
+            f"`capmoe-eval run experiment=replicate {' '.join(parsed.overrides)}` first, or "
+            f"add the settings of the records that `capmoe-eval table {shipped}` shows"
+        )
         if not records:
-            *_, shipped = directories(plans[0].root)
-            raise UsageError(
-                f"profile={profile}: no finished evaluation of experiment=replicate; run "
-                f"`capmoe-eval run experiment=replicate {' '.join(parsed.overrides)}` first, or "
-                f"add the settings of the records that `capmoe-eval table {shipped}` shows"
-            )
+            raise nothing
         results = parsed.results or plans[0].root
         check_writable("--results", results)
         check_writable("--out", parsed.out)
         models = frozenset(plan.cell.model.name for plan in plans)
         evidence = evidence_of(profile, _alike(plans, records), models)
         file = _judged(evidence, missing=len(plans) - len(records), notes=notes)
+        if not any(finding.documents for claim in file.claims for finding in claim.contrasts):
+            raise nothing
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())
         folder = parsed.out / profile

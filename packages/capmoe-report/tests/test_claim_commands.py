@@ -38,7 +38,8 @@ def test_the_ledger_is_of_whole_records_of_its_models(shell: Shell) -> None:
     for method, gamma in (("baseline", None), ("score", 1.0), ("random", 1.0)):
         record(method, gamma, root=root, cell={"limit": 4}).write()
     next(root.glob("zoo_olmoe/*/score*.json")).with_name("cut.json").write_text("{")
-    status, out, err = shell(*words, main=claims.main)
+    Path("conf").mkdir()
+    status, out, err = shell(*words, "--config-dir=conf", main=claims.main)
     assert (status, "146 claims judged by 3 records of profile zoo" in out) == (0, True)
     file = Path("reports/zoo/claims.json")
     text = file.read_bytes()
@@ -69,6 +70,16 @@ WORDS = (
     *(f"profile.{name}=[zoo_olmoe]" for name in LISTS),
     "limit=2",
 )
+
+
+def test_records_without_a_contrast_are_no_replication(shell: Shell) -> None:
+    """It made the directory, wrote verdicts without one, and failed in the picture."""
+    plan = plans(composed(["experiment=replicate", *WORDS]))[0]
+    records.record(plan.cell, plan.root, [1.0] * 12).write()
+    status, out, err = shell(*WORDS, "--results=absent", main=replicate.main)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "no finished contrast of experiment=replicate" in err
+    assert not Path("absent").exists()
 
 
 @pytest.mark.slow

@@ -190,3 +190,18 @@ def test_sides_that_do_not_compare_are_named(
     assert (effect.points is None) == bool(reason)
     assert [*effect.unpaired] == [("m", "obqa")] * bool(reason)
     assert reason in "".join(effect.unpaired.values())
+
+
+def test_bits_per_byte_do_not_enter_points_of_accuracy() -> None:
+    """A loss of bits is positive, so that it and a loss of accuracy cancelled."""
+    made = []
+    for method, rights in (("score", (1, 0, 0, 0)), ("baseline", (1, 1, 0, 0))):
+        for name, metric in (("obqa", "acc"), ("piqa", "bits_per_byte")):
+            of = records.cell(create_method(method, 1.0 if method == "score" else None), task=name)
+            of = dataclasses.replace(of, task=dataclasses.replace(of.task, metric=metric))
+            made.append(records.record(of, correct=rights if name == "obqa" else rights[::-1]))
+    results = results_of(made)
+    is_stock = results.cells["method"] == "baseline"
+    effect = contrast(results, results.cells[~is_stock], results.cells[is_stock])
+    assert effect.points == -25
+    assert "bits_per_byte is no share" in effect.unpaired["m", "piqa"]

@@ -209,20 +209,23 @@ def test_the_usual_settings_of_other_models_and_methods_are_a_note(shell: Shell)
     """What differs between models and methods alone was nowhere."""
     words = ["model=custom", "model.pretrained=nowhere", "tasks=obqa", "results_dir=sweeps"]
     for model, size, ranks in (("one", 16, 2), ("two", 16, 2), ("three", 64, 6)):
-        for method in ("baseline", "score"):
+        for method in ("baseline", "score", "order"):
             more = [f"model.name={model}", f"method={method}", f"batch_size={size}"]
             write_all(planned(*words, *more, "gamma=1.0", f"ep_size={ranks}"), graded)
     note = "Unless a row says otherwise: ep_size=2, batch_size=16."
-    assert note in shell("table", "sweeps")[1].replace("\\", "")
+    text = shell("table", "sweeps")[1].replace("\\", "")
+    assert note in text
+    assert text.count("| ep_size=6 batch_size=64 |") == 2, "an empty text would stand for none"
     table = pd.read_csv("reports/sweeps/sweep.csv").query("column == 'obqa'")
     of_models = table.groupby("model")["Settings"].agg(list)
-    assert of_models["three"] == ["batch_size=64", "ep_size=6 batch_size=64"]
+    assert of_models["three"] == ["batch_size=64", *["ep_size=6 batch_size=64"] * 2]
     assert table.query("model != 'three'")["Settings"].isna().all()
     assert shell("figure", "sweeps", "--formats=")[0] == 0
     about = json.loads(Path("reports/sweeps/figures/sweep.json").read_text())
     assert "Unless a row says otherwise: ep_size=2, batch_size=16." in about["notes"]
     lines = pd.read_csv("reports/sweeps/figures/sweep.csv").query("model == 'three'")["line"]
-    assert set(lines) == {"Baseline, batch_size=64", "Token Drop, ep_size=6 batch_size=64"}
+    of_ranks = {f"{method}, ep_size=6 batch_size=64" for method in ("Token Drop", "Order")}
+    assert set(lines) == {"Baseline, batch_size=64", *of_ranks}
 
 
 def test_the_metric_says_whether_a_number_is_in_percent(shell: Shell) -> None:
