@@ -106,8 +106,8 @@ def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
     """Return what tells the cells of a model, method and γ apart, as texts, and notes on it.
 
     What is asked, and how it is scored, is in the texts of all cells of a task on which that
-    differs. Of everything else a text has what differs within a model and method, and what differs
-    from most cells of the directory, whose settings are a note.
+    differs; a setting that is null is in none. Of everything else a text has what differs within a
+    model and method, and what differs from most cells of the directory, whose settings are a note.
     """
     texts = results.cells[list(IDENTITY)].map(_text)
     asked = results.documents[["cell", "subtask", "asked"]].drop_duplicates().astype(str)
@@ -136,7 +136,6 @@ def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
             if common and (~is_shown[name] & (texts[name] == common)).any():
                 usual.append(f"{name}={common}")
             is_shown[name] |= texts[name] != common
-    texts[_QUESTIONS + _OF_MODEL] = texts[_QUESTIONS + _OF_MODEL].replace("", "null")
     words = texts[is_shown.columns].where(is_shown & (texts[is_shown.columns] != ""))
     notes = [f"Unless a row says otherwise: {', '.join(usual)}."] * bool(usual)
     if others := sorted({*texts["task"][differ(["documents"], "task")["documents"]]}):

@@ -153,13 +153,23 @@ def test_what_tasks_share_divides_the_rows_of_a_directory(shell: Shell) -> None:
     assert settings[["obqa", "piqa", "rte"]].tolist() == ["ep_size=8", "ep_size=2", "ep_size=1"]
 
 
+def test_a_limit_on_one_task_leaves_its_other_results_in_one_row(shell: Shell) -> None:
+    words = ["model=custom", "model.name=mine", "model.pretrained=nowhere", "results_dir=sweeps"]
+    for more in ("tasks=[obqa,piqa]", "tasks=obqa limit=8"):
+        write_all(planned(*words, "method=baseline", *more.split()), graded)
+    shell("table", "sweeps")
+    table = pd.read_csv("reports/sweeps/sweep.csv").dropna(subset="value")
+    of_rows = table.groupby("line")[["column", "Settings"]].agg(list)
+    assert ["Dropped", "Straggler", "obqa", "piqa"] in of_rows["column"].map(sorted).tolist()
+
+
 @pytest.mark.parametrize(
     ("before", "now", "rows", "note"),
     [
         ("eval_seed=1", "eval_seed=2", ["eval_seed=1", "eval_seed=2"], ""),
-        ("limit=8", "limit=null", ["limit=8", "limit=null"], ""),
+        ("limit=8", "limit=null", ["limit=8", ""], ""),
         ("tasks.obqa.metric=acc", "tasks.obqa.metric=acc_norm", ["task.metric=acc"] * 2, ""),
-        ("system_instruction=null", "system_instruction=Hi", ["system_instruction=null"] * 2, ""),
+        ("system_instruction=null", "system_instruction=Hi", ["", "system_instruction=Hi"], ""),
         ("batch_size=4", "batch_size=8", ["batch_size=4", "batch_size=8"], ""),
         ("model.dtype=float32", "model.dtype=bfloat16", ["model.dtype=float32"] * 2, ""),
         ("model.revision=old", "model.revision=new", ["model.revision=old"] * 2, ""),
