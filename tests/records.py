@@ -251,11 +251,11 @@ def result(
     return record(of, correct=correct, documents=documents, value=value, stderr=stderr)
 
 
-def forge(found: Record, path: Path | None = None) -> Path:
+def forge(original: Record, path: Path | None = None) -> Path:
     """Write a record with the right checksum, whatever it says and wherever it should lie."""
-    path = path or found.path
+    path = path or original.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(sealed(found.content))
+    path.write_bytes(sealed(original.content))
     return path
 
 
@@ -267,11 +267,11 @@ IMAGE_METRICS = {
 """The metrics of the tasks with images that tables and figures show."""
 
 
-def of_images(found: Record) -> Record:
+def of_images(original: Record) -> Record:
     """The record of a task with images: its documents share an image two by two, its metrics each
     have a part of them, and an expert's load is of text by a quarter."""
-    content = json.loads(json.dumps(found.content))
-    part, task = content["capmoe"], found.cell.task
+    content = json.loads(json.dumps(original.content))
+    part, task = content["capmoe"], original.cell.task
     (documents,) = part["documents"].values()
     count, metrics = len(documents["correct"]), IMAGE_METRICS[task.name]
     documents["images"] = [place // 2 for place in range(count)]
@@ -297,15 +297,15 @@ def of_images(found: Record) -> Record:
             "text": counts | text | peak,
             "image": counts | image | peak | {"bands": bands},
         }
-    return Record.of(content, found.path)
+    return Record.of(content, original.path)
 
 
-def write_all(found: Sequence[CellPlan], correct: Callable[[Cell], Sequence[int]]) -> list[Path]:
+def write_all(plans: Sequence[CellPlan], correct: Callable[[Cell], Sequence[int]]) -> list[Path]:
     """Write a record for every plan; return the paths."""
-    for plan in found:
+    for plan in plans:
         written = record(plan.cell, plan.root, correct(plan.cell))
         (of_images(written) if plan.cell.task.images else written).write()
-    return [plan.path for plan in found]
+    return [plan.path for plan in plans]
 
 
 def calibrated(gammas: Sequence[float]) -> dict[str, Any]:
@@ -330,8 +330,8 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
     correct = [int(rng.random() < value) for _ in range(400)]
     peaks = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
     load = {"drop_rate": drop, **dict.fromkeys(peaks, gamma or 4.0)}
-    found = record(of, root, correct, layers=layers, value=value, stderr=0.02, load=load)
-    return of_images(found) if of.task.images else found
+    made = record(of, root, correct, layers=layers, value=value, stderr=0.02, load=load)
+    return of_images(made) if of.task.images else made
 
 
 def odd_cell(model: str = "<img src=x onerror=alert(1)>&amp;", task: str = "piqa") -> Cell:

@@ -163,7 +163,7 @@ NO_EFFECT = {
     "method=score budget_of=scores seed=2": "budget_of=scores seed=2",
     "method=score max_num_batched_tokens=100": "max_num_batched_tokens=100",
     "method=score gamma=1.0 layer_gammas=[2.0,2.0,2.0]": "gamma=1.0",
-    # The capacity of a device has room for all.
+    # A device's capacity holds every pair.
     "method=score gamma=1.0 granularity=device ep_size=1": "ep_size=1",
     "method=score scope=sequence ep_size=2": "ep_size=2",
     # The model's router does not normalise, and the task generates nothing.

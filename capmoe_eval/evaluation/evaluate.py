@@ -24,7 +24,7 @@ from capmoe_eval.errors import UsageError, bad_choice, shown
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once, sandbox
 from capmoe_eval.evaluation.lm import Document
-from capmoe_eval.evaluation.provenance import method_source
+from capmoe_eval.evaluation.provenance import documents_hash, method_source
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import CellPlan
@@ -270,7 +270,6 @@ def _documents(
     for name, rows in sorted(samples.items()):
         chosen = [row for row in rows if row["filter"] == cell.task.filter]
         chosen.sort(key=lambda row: row["doc_id"])
-        hashes = "".join(row["doc_hash"] for row in chosen)
         places = [(name, row["doc_id"]) for row in chosen]
         if not chosen:
             raise UsageError(f"task={cell.task.name}: no documents were evaluated")
@@ -297,7 +296,7 @@ def _documents(
             scores = [-log_likelihood / (size * math.log(2)) for log_likelihood, size in scores]
         is_known = batches.keys() >= set(places)
         parts[name] = {
-            "documents": hashlib.sha256(hashes.encode()).hexdigest()[:16],
+            "documents": documents_hash(row["doc_hash"] for row in chosen),
             "correct": [
                 int(score) if float(score).is_integer() else float(score) for score in scores
             ],

@@ -11,6 +11,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,11 @@ def reader_hash(reader: Any) -> str:
         text = json.dumps([content, special, *images], sort_keys=True)
         reader.capmoe_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
     return str(reader.capmoe_hash)
+
+
+def documents_hash(hashes: Iterable[str]) -> str:
+    """Return the hash that a record has of documents, of lm-eval's hashes of each, in order."""
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
 
 
 def checkpoint_hash(model: ModelId) -> str | None:

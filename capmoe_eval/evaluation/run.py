@@ -279,8 +279,8 @@ class _Computation:
         checkpoint = checkpoint_hash(plan.cell.model)
         lm = load_lm(plan)
         if checkpoint != checkpoint_hash(plan.cell.model):
-            name = shown(plan.cell.model.pretrained)
-            raise UsageError(f"{name}: its files changed while they were loaded; run it again")
+            setting = f"model.pretrained={shown(plan.cell.model.pretrained)}"
+            raise UsageError(f"{setting}: its files changed while they were loaded; run it again")
         lm.checkpoint = checkpoint
         self._compare(plan, lm)
         lm.on_progress = self.progress.advance
@@ -547,13 +547,12 @@ def task_library(plans: Sequence[CellPlan]) -> TaskLibrary:
     import_libraries()
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
-    library = TaskLibrary()
+    library, overwritten = TaskLibrary(), {plan.path for plan in plans if plan.overwrite}
     for plan in {(p.root, p.source, p.cell.task, p.cell.limit): p for p in plans}.values():
         task, source, limit = plan.cell.task, plan.source, plan.cell.limit
         check_task(library, task, source)
         hashes = {"data_fingerprint": library.fingerprint(task, source)}
         documents = library.documents(task, source, limit)
-        overwritten = {plan.path for plan in plans if plan.overwrite}
         check_inputs(plan.root, plan.cell, hashes, documents, overwritten)
     return library
 

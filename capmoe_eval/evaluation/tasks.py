@@ -1,7 +1,6 @@
 """Build lm-eval's tasks and ours, with their documents from ``data.root`` or the hub."""
 
 import functools
-import hashlib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line
-from capmoe_eval.evaluation.provenance import hub_commit
+from capmoe_eval.evaluation.provenance import documents_hash, hub_commit
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.composition import data_files, hashed_config
 from capmoe_eval.experiment.datasource import DataSource, cache_directory
@@ -137,13 +136,13 @@ class TaskLibrary:
         if source.file is None or task.images:
             return None
         (part,) = self.parts(task, source).values()
-        hashes, plain = "", lm_eval.utils.handle_non_serializable
+        hashes, plain = list[str](), lm_eval.utils.handle_non_serializable
         for _, document in part.doc_iterator(limit=limit):
             part.doc_to_text(document)  # may change it before lm-eval hashes it
             part.doc_to_target(document)
             text = json.dumps(document, indent=2, default=plain, ensure_ascii=False)
-            hashes += lm_eval.utils.hash_string(text)
-        return hashlib.sha256(hashes.encode()).hexdigest()[:16]
+            hashes.append(lm_eval.utils.hash_string(text))
+        return documents_hash(hashes)
 
 
 def _damage(config: Mapping[str, Any], error: Exception) -> str:

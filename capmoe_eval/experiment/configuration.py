@@ -251,14 +251,23 @@ def settings_without_effect(
     ``idle`` returns why a key changes nothing on the model and task of a cell, or None.
     """
 
-    def reasons(key: str, pairs: Iterable[tuple[Any, object]], why: str) -> Iterator[str | None]:
+    def reasons(key: str, pairs: Iterable[tuple[Any, object]], why: str) -> set[str]:
+        """Return why no pair changes a cell; empty where one does."""
+        causes: dict[object, str | None] = {}  # a model and a task are asked once
         for point, other in pairs:
             try:
                 same = {plan.cell.digest for plan in plans_at([{**point, key: other}])}
             except UsageError:  # the other value cannot be
                 same = set()
             for plan in plans_at([point]):
-                yield why if plan.cell.digest in same else idle(plan, key)
+                asked = plan.cell.model, plan.cell.task, plan.source, repr(point[key])
+                if plan.cell.digest in same:
+                    causes[why] = why
+                elif asked not in causes:
+                    causes[asked] = idle(plan, key)
+                    if causes[asked] is None:
+                        return set()
+        return {*filter(None, causes.values())}
 
     methods = [point["method"] for point in points]
     effects = {**{name: ((knob.default,), knob.help) for name, knob in knobs().items()}, **_EFFECTS}
@@ -270,9 +279,8 @@ def settings_without_effect(
         if line := without_effect(key, methods):
             if word != "gamma=inf":  # the baseline, as which it computes
                 yield f"{word}: {line}"
-        elif pairs and all(reasons(key, pairs, why)):
+        elif texts := reasons(key, pairs, why):
             values = ",".join(dict.fromkeys(shown(p[key]) for p, _ in pairs))
-            texts = set(filter(None, reasons(key, pairs, why)))
             text = ", ".join(sorted(texts - {why})) or why
             yield f"{key}={values}: has no effect on these cells ({text})"
     yield from dict.fromkeys(

@@ -218,13 +218,13 @@ def name(plan: CellPlan) -> str:
 
 def drain(turns: Iterable[tuple[CellPlan, bool]]) -> list[str]:
     """Compute all; finished cells are in brackets."""
-    said = []
+    names = []
     for plan, is_finished in turns:
         if not is_finished:
             assert reserve(plan.path) is None, "it is reserved"
             write_text(plan.path, "ours")
-        said.append(f"({name(plan)})" if is_finished else name(plan))
-    return said
+        names.append(f"({name(plan)})" if is_finished else name(plan))
+    return names
 
 
 @pytest.fixture(autouse=True)

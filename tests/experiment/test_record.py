@@ -43,11 +43,11 @@ def whole(tmp_path: Path) -> Record:
 
 
 def test_what_is_written_is_what_is_read(whole: Record) -> None:
-    found = read_record(whole.path, whole.path.parents[2])
-    assert (found.content, found.path) == (whole.content, whole.path)
-    assert found.value == found.capmoe["value"]
-    assert found.layers[0].n_experts == 8
-    assert found.path.read_bytes() == sealed(found.content)
+    copy = read_record(whole.path, whole.path.parents[2])
+    assert (copy.content, copy.path) == (whole.content, whole.path)
+    assert copy.value == copy.capmoe["value"]
+    assert copy.layers[0].n_experts == 8
+    assert copy.path.read_bytes() == sealed(copy.content)
 
 
 def test_no_flipped_bit_is_taken(whole: Record) -> None:
@@ -240,12 +240,12 @@ def test_a_score_that_is_no_share_is_not_printed_in_percent(
 
 
 def test_a_metric_has_its_own_documents() -> None:
-    found = of_images(record_of(create_method("baseline"), (1, 0, 1, 1), task="mme"))
-    assert found.score("cognition") == (280.0, 5.6, 2)
-    documents = results_of([found], {"mme": ["cognition"]}).documents
+    pictures = of_images(record_of(create_method("baseline"), (1, 0, 1, 1), task="mme"))
+    assert pictures.score("cognition") == (280.0, 5.6, 2)
+    documents = results_of([pictures], {"mme": ["cognition"]}).documents
     assert documents[["document", "unit", "correct"]].values.tolist() == [[1, 0, 0], [3, 1, 1]]
     with pytest.raises(UsageError, match="has no metric wisdom; run it again with limit=null"):
-        found.score("wisdom")
+        pictures.score("wisdom")
 
 
 def test_what_lm_eval_could_not_compute_is_null(tmp_path: Path) -> None:

@@ -110,11 +110,11 @@ def test_subtasks_are_joined_by_name_and_seeds_averaged() -> None:
         {"a": answers("ha", [1.0, 1.0]), "b": answers("hb", [0.0])},
         {"b": answers("hb", [0.0]), "a": answers("ha", [0.0, 1.0])},
     ]
-    found = paired_answers(runs, [baseline])
-    assert isinstance(found, Paired)
-    assert found.differences.tolist() == [0.5, 0.0, -1.0]
-    assert found.documents == (("a", "ha"), ("b", "hb"))
-    assert found.flips == 2 / 3
+    paired = paired_answers(runs, [baseline])
+    assert isinstance(paired, Paired)
+    assert paired.differences.tolist() == [0.5, 0.0, -1.0]
+    assert paired.documents == (("a", "ha"), ("b", "hb"))
+    assert paired.flips == 2 / 3
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ def of_images(scores: Sequence[float], images: Sequence[int]) -> TaskAnswers:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(0, 1)), min_size=1))
 def test_images_are_units_and_leave_the_mean_as_it_is(rows: list[tuple[int, int, int]]) -> None:
     images, first, second = (list(column) for column in zip(*rows, strict=True))
-    found = paired_answers([of_images(first, images)], [of_images(second, images)])
-    assert isinstance(found, Paired)
-    assert len(found.units) == len(set(images))
-    assert found.units.mean() == pytest.approx(found.differences.mean())
+    paired = paired_answers([of_images(first, images)], [of_images(second, images)])
+    assert isinstance(paired, Paired)
+    assert len(paired.units) == len(set(images))
+    assert paired.units.mean() == pytest.approx(paired.differences.mean())
     # A unit is the sum over the documents of its image.
     sums: dict[int, int] = {}
     for image, a, b in rows:
         sums[image] = sums.get(image, 0) + a - b
-    assert found.units * len(rows) / len(sums) == pytest.approx(list(sums.values()))
+    assert paired.units * len(rows) / len(sums) == pytest.approx(list(sums.values()))

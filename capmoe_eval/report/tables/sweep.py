@@ -122,11 +122,11 @@ def settings_of(results: Results) -> tuple[pd.Series[str], list[str]]:
     # Tasks have their own batches, but share the checkpoint and the method's knobs.
     of_knobs = [name for name in knobs() if name != "seed"]
     of_task = [name for name in CELL_FIELDS if name not in _QUESTIONS]
-    shown = [differ(_OF_MODEL, "model"), differ(of_knobs, "model", "method")]
+    parts = [differ(_OF_MODEL, "model"), differ(of_knobs, "model", "method")]
     within = differ(of_task, "model", "method", "task")
-    shown.append(within.groupby([texts["model"], texts["method"]]).transform("any"))
-    shown += [differ(_QUESTIONS, "task"), differ(["documents"], "task", *_QUESTIONS)]
-    is_shown = pd.concat(shown, axis=1)
+    parts.append(within.groupby([texts["model"], texts["method"]]).transform("any"))
+    parts += [differ(_QUESTIONS, "task"), differ(["documents"], "task", *_QUESTIONS)]
+    is_shown = pd.concat(parts, axis=1)
     usual: list[str] = []
     for name in ("model.dtype", "model.attention", *of_knobs, *of_task):
         values = texts[name][(texts[name] != "") | (name not in of_knobs)]

@@ -67,9 +67,9 @@ def test_a_record_of_other_documents_is_left_out() -> None:
     documents["documents"] = "another"
     records = [of_pictures("baseline", None), of_pictures("score", 0.5)]
     records.append(Record.of(other.content, other.path))
-    shown = material.evidence({"tasks": {"mme": "MME", "mmbench": "MMBench"}}, all=records)
-    assert list(macs.losses_and_loads(shown)["line"].unique()) == ["Token Drop"]
-    assert shown.notes == [
+    figure = material.evidence({"tasks": {"mme": "MME", "mmbench": "MMBench"}}, all=records)
+    assert list(macs.losses_and_loads(figure)["line"].unique()) == ["Token Drop"]
+    assert figure.notes == [
         "MME: MACS γ=0.5 is left out: other documents of mme.",
         "MMBench: nothing is drawn without the result that has no limit.",
     ]

@@ -133,8 +133,8 @@ def test_an_export_says_what_the_records_say_and_changes_none(shell: Shell) -> N
 
     before, words = files(), (f"results_dir={root}", f"--lm-eval={out}", f"--parquet={file}")
     assert len(before) == 5
-    status, said, _ = shell(*words, main=export.main)
-    assert (status, f"written: 7 files in {out}" in said) == (0, True)
+    status, printed, _ = shell(*words, main=export.main)
+    assert (status, f"written: 7 files in {out}" in printed) == (0, True)
     assert files() == before
     assert len([*out.rglob("*.json")]) == 7
     written, frame = pd.read_parquet(file), load_frame(root)
@@ -150,9 +150,9 @@ def test_an_export_says_what_the_records_say_and_changes_none(shell: Shell) -> N
 def test_exported_files_are_lm_evals_with_the_settings_of_the_cell(tmp_path: Path) -> None:
     """The converter of Every Eval Ever 0.3.0 read such files when this was written."""
     root = Path(__file__).parents[3] / "results" / "real"
-    found = read_results(root, [])
-    assert write_lm_eval(root, tmp_path) == len(found) > 1
-    for each in found:
+    originals = read_results(root, [])
+    assert write_lm_eval(root, tmp_path) == len(originals) > 1
+    for each in originals:
         file = tmp_path / each.cell.model.name / f"results_{each.cell.digest}.json"
         result = json.loads(file.read_text(encoding="utf-8"))
         of_lm_eval = {key: part for key, part in each.content.items() if key != "capmoe"}

@@ -54,26 +54,26 @@ def test_a_missing_a_broken_and_a_foreign_record(shell: Shell) -> None:
     gone, cut, partial = planned[0].path, planned[1].path, planned[2].path
     gone.unlink()
     cut.write_bytes(cut.read_bytes()[:400])
-    told = json.loads(partial.read_text())
-    del told["capmoe"]["layers"][1]["grid"]["pad_waste"]
-    partial.write_bytes(sealed(told))
+    content = json.loads(partial.read_text())
+    del content["capmoe"]["layers"][1]["grid"]["pad_waste"]
+    partial.write_bytes(sealed(content))
     (root / "note.json").write_text("{}")  # none of the figure's cells: not looked at
 
     status, _, errors = shell("figure", "fig2", "--formats=svg", f"results_dir={root}", "--out=out")
     assert status == 0
     assert "fig2: 3 of 6 records are missing" in errors
     assert str(cut) in errors
-    told = json.loads((out / "fig2.json").read_text())
+    content = json.loads((out / "fig2.json").read_text())
     rows = pd.read_csv(out / "fig2.csv")
     assert list(rows["task"].unique()) == ["WinoGrande", "BoolQ", "MMLU"]
-    notes = "\n".join(told["notes"])
+    notes = "\n".join(content["notes"])
     assert f"Left out: {cut}: not a whole record" in notes
     assert f"{partial}: field 'capmoe.layers[1].grid.pad_waste' is missing" in notes
     command = (
         "capmoe-eval run "
         f"results_dir={root} model=zoo_olmoe method=baseline 'tasks=[obqa,piqa,rte]'"
     )
-    assert told["missing"]["commands"] == [command]
+    assert content["missing"]["commands"] == [command]
     assert command in notes
 
 
@@ -111,7 +111,7 @@ def of_mine(root: Path, *words: str) -> None:
 )
 def test_a_users_model_is_drawn_by_its_name(shell: Shell, source: str, name: str) -> None:
     """What else its records were computed with they say themselves, and whose documents."""
-    root, own = Path("results"), [*MINE, "results_dir=results"]
+    root, mine = Path("results"), [*MINE, "results_dir=results"]
     if source != "miniworld":
         Path(source).mkdir()
     common = ["tasks=[obqa,piqa]", f"data.root={source}"]
@@ -123,24 +123,24 @@ def test_a_users_model_is_drawn_by_its_name(shell: Shell, source: str, name: str
     task = dataclasses.replace(cell.task, name="animals")  # their own, which tells less
     plausible(dataclasses.replace(cell, task=task, data="hub"), root).write()
     names = ["fig1", "fig7", "fig8", "fig12"]
-    assert shell("figure", ",".join(names), *own, "--formats=svg")[0] == 0
+    assert shell("figure", ",".join(names), *mine, "--formats=svg")[0] == 0
     for figure in names:
         rows = pd.read_csv(f"reports/custom/mine/figures/{figure}.csv")
         assert list(rows["model"].unique()) == ["mine"]
-    status, printed, _ = shell("figure", "fig12,v1_fig7", "--missing", *own)
+    status, printed, _ = shell("figure", "fig12,v1_fig7", "--missing", *mine)
     assert status == 0
-    sources = gather(get_figure("fig12"), FigurePlans(own))
+    sources = gather(get_figure("fig12"), FigurePlans(mine))
     (first, *_) = printed.splitlines()
     (plan, *_) = plans(composed([word for word in shlex.split(first)[2:] if "," not in word]))
     assert plan.cell.model.pretrained == "tiny:mixtral"
     assert (plan.cell.limit, plan.cell.data) == (4, name)
     assert ("data.root=DIRECTORY" in first) == (source != "miniworld")
     assert (sources.planned, sources.n_absent) == (66, 60)
-    status, _, error = shell("figure", "fig1", "model=custom", "model.name=yours", own[-1])
+    status, _, error = shell("figure", "fig1", "model=custom", "model.name=yours", mine[-1])
     assert status == 2
     assert "model.name=yours: has no record in results; name its weights, too" in error
     elsewhere = ["model.pretrained=tiny:mixtral", "data.root=banking77", "limit=4"]
-    status, _, error = shell("figure", "fig1", *own, *elsewhere)
+    status, _, error = shell("figure", "fig1", *mine, *elsewhere)
     words = f"data.root={name}" if source == name == "miniworld" else f"DIRECTORY data.name={name}"
     assert (status, f"{words} shows those of other documents); compute" in error) == (2, True)
 
